@@ -2,6 +2,7 @@
 #ifndef ATTN_CLIENT_LIB_CLIENT_H_
 #define ATTN_CLIENT_LIB_CLIENT_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -25,12 +26,16 @@ namespace v1 = ::attention::v1;
 struct HostTensor {
   v1::DType dtype = v1::DTYPE_UNSPECIFIED;
   std::vector<int64_t> shape;
-  std::shared_ptr<const void> owner;  // keeps `bytes` alive; null: the caller does
+  // Keeps `bytes` alive. gRPC may hold on to bytes it was given after a call has failed, so with an
+  // owner tensors are sent from where they lie, and without one (null: the caller keeps `bytes`
+  // alive until the call returns) they are copied when sent.
+  std::shared_ptr<const void> owner;
   std::span<const std::byte> bytes;
 
   bool empty() const { return dtype == v1::DTYPE_UNSPECIFIED; }
+  // Product of the extents; -1 where one is negative or the product does not fit in 62 bits.
   int64_t NumElements() const;
-  // Zero-filled, 64-byte aligned.
+  // Zero-filled, 64-byte aligned. Empty where the shape is not valid or dtype is unknown.
   static HostTensor Allocate(v1::DType dtype, std::vector<int64_t> shape);
   // Writable bytes of a tensor made by Allocate() and not yet shared.
   std::span<std::byte> mutable_bytes();
@@ -45,8 +50,9 @@ struct ChannelOptions {
   std::string tls_server_name;    // override of the name to check
   int channels = 1;               // connections, used round robin
   std::chrono::milliseconds connect_timeout{10'000};
-  // Calls whose tensors exceed this go by the streaming methods. Default: the server's
-  // max_unary_bytes, at most 64 MiB.
+  // Calls whose tensors, in or out, exceed this go by the streaming methods. Default: the server's
+  // max_unary_bytes, at most 64 MiB. Messages over the server's max_unary_bytes are streamed
+  // whatever this says.
   std::optional<uint64_t> stream_threshold_bytes;
   // RESOURCE_EXHAUSTED with pushback, and UNAVAILABLE, are retried this many times with jittered
   // exponential backoff, honouring grpc-retry-pushback-ms. Attention is a pure function, so every
@@ -55,13 +61,16 @@ struct ChannelOptions {
 };
 
 struct CallOptions {
-  std::optional<std::chrono::nanoseconds> deadline;  // for the whole call, retries included
+  // From now, for the whole call, retries included.
+  std::optional<std::chrono::nanoseconds> deadline;
   // Bytes sent and received so far of the current attempt, and their totals where known (0: not
   // yet). Called from the calling thread during streaming calls, at most a few times per second.
   std::function<void(uint64_t sent, uint64_t sent_total, uint64_t received,
                      uint64_t received_total)>
       progress;
-  std::optional<bool> streaming;  // force the streaming or the unary method
+  // Force the streaming or the unary method. A unary message over the server's max_unary_bytes, or
+  // over 2 GiB, is refused here with RESOURCE_EXHAUSTED before anything is sent.
+  std::optional<bool> streaming;
   // Asked to stop: set from any thread; the call ends with CANCELLED.
   const std::atomic<bool>* cancel = nullptr;
 };
@@ -98,10 +107,16 @@ struct BackwardResult {
   int attempts = 1;
 };
 
-// Thread-safe. Statuses carry the server's code and message.
+// Thread-safe. Statuses carry the server's code and message; those that arise here are:
+// INVALID_ARGUMENT (a tensor's bytes do not match its dtype and shape), RESOURCE_EXHAUSTED (a
+// forced unary message is too large), DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (no connection) and
+// INTERNAL (the reply is not what the request asked for: a shape, dtype or size differs, bytes are
+// missing, repeated or surplus). A result is returned only when it is whole.
 class Client {
  public:
-  // Connects, checks that the server answers GetServerInfo, and keeps its limits.
+  // Connects, checks that the server answers GetServerInfo, and keeps its limits. Tries again until
+  // connect_timeout while the server cannot be reached. Errors: INVALID_ARGUMENT (an option),
+  // NOT_FOUND (a PEM file), UNAVAILABLE, and what GetServerInfo answers.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ChannelOptions& options);
   virtual ~Client() = default;
 

@@ -7,6 +7,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -18,14 +19,21 @@
 
 namespace attn::wire {
 
-// The slices of a received message, kept alive, and views of their bytes.
+// The slices of a received message, kept alive, and views of their bytes. Move-only: a short slice
+// holds its bytes within itself.
 class ReceivedPieces {
  public:
+  ReceivedPieces(ReceivedPieces&&) = default;
+  ReceivedPieces& operator=(ReceivedPieces&&) = default;
+
+  // Errors: INTERNAL where the buffer holds no message.
   static absl::StatusOr<ReceivedPieces> Create(const grpc::ByteBuffer& buffer);
   std::span<const std::string_view> pieces() const { return views_; }
   uint64_t size() const { return size_; }
 
  private:
+  ReceivedPieces() = default;
+
   std::vector<grpc::Slice> slices_;
   std::vector<std::string_view> views_;
   uint64_t size_ = 0;
@@ -41,7 +49,14 @@ struct OutgoingPayload {
 // A slice over the payload's bytes that holds its owner; no copy.
 grpc::Slice ToSlice(const OutgoingPayload& payload);
 
-// A whole unary message: header, payloads in order, report (null: none).
+// Parses a header or report that ParseUnary() or ParseStream() gave back, with the nesting limit
+// that protobuf would have applied inside the enclosing message. Errors: INVALID_ARGUMENT, names
+// `what`.
+absl::Status ParseInto(std::string_view serialized, const char* what,
+                       google::protobuf::MessageLite* message);
+
+// A whole unary message: header, payloads in order, report (null: none). The caller has checked
+// that it stays under kMaxUnaryMessageBytes.
 grpc::ByteBuffer MakeUnary(const google::protobuf::MessageLite& header,
                            std::span<const OutgoingPayload> payloads,
                            const google::protobuf::MessageLite* report);

@@ -26,6 +26,10 @@ inline constexpr uint64_t kMaxHeaderBytes = 64 * 1024;
 inline constexpr uint64_t kMaxChunkBytes = 1024 * 1024;
 inline constexpr size_t kMaxPayloads = 32;
 
+// A unary message over this cannot be sent: gRPC counts a message in 31 bits and a typed peer could
+// not parse it. Check sizes against it before making a message.
+inline constexpr uint64_t kMaxUnaryMessageBytes = INT32_MAX - 16;
+
 // Bytes of one field, in the pieces they arrived in. Views into the message; valid as long as it
 // is.
 struct Bytes {
@@ -43,11 +47,19 @@ struct UnaryMessage {
   std::vector<Bytes> payloads;
 };
 
+// Requests and responses differ in two things: the limit on the header is for requests, and field
+// `report` exists in responses only (in a request it is an unknown field).
+//
+// What these functions refuse, protobuf's own parser refuses too, but for the limits. What they
+// accept, protobuf accepts if the header (and report) given back parse; the one exception is a
+// stream message in which a later part replaces an earlier header or report that was malformed
+// inside.
+//
 // Errors: INVALID_ARGUMENT: malformed (says at which byte), header over kMaxHeaderBytes (names
-// both), more than kMaxPayloads payloads. The limit on the header is for requests; pass
-// limit_header = false for responses.
+// both), more than kMaxPayloads payloads. Nothing is allocated before its size is checked. Thread-
+// safe.
 absl::StatusOr<UnaryMessage> ParseUnary(std::span<const std::string_view> pieces,
-                                        bool limit_header = true);
+                                        bool is_request = true);
 
 struct ChunkView {
   uint32_t payload_index = 0;
@@ -65,7 +77,7 @@ struct StreamMessage {
 
 // Errors: INVALID_ARGUMENT: malformed; header over kMaxHeaderBytes; chunk data over kMaxChunkBytes.
 absl::StatusOr<StreamMessage> ParseStream(std::span<const std::string_view> pieces,
-                                          bool limit_header = true);
+                                          bool is_request = true);
 
 // The bytes that stand before the contents of a length-delimited field.
 std::string FieldPrefix(uint32_t field_number, uint64_t size);
