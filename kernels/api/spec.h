@@ -27,7 +27,12 @@ enum class Alignment : uint8_t { kBottomRight, kTopLeft };
 
 // Limits that Validate() enforces, whatever the path.
 inline constexpr int64_t kMaxHeadDim = 512;
-inline constexpr int64_t kMaxElements = int64_t{1} << 62;
+inline constexpr int64_t kMaxElements = int64_t{1} << 62;  // a tensor has fewer
+// Far above what memory holds; they keep the arithmetic of a planned problem within 64 bits, and
+// the sequences of a problem (a request may state a batch without a byte per entry) within memory.
+inline constexpr int64_t kMaxBatch = int64_t{1} << 20;
+inline constexpr int64_t kMaxHeads = int64_t{1} << 20;
+inline constexpr int64_t kMaxTokens = int64_t{1} << 40;  // of a token axis: seqlen, or total
 
 // Shape of a dense tensor; the bytes live elsewhere.
 struct TensorSpec {
@@ -35,9 +40,12 @@ struct TensorSpec {
   std::vector<int64_t> shape;    // outermost axis first
   std::vector<int64_t> strides;  // elements; empty: contiguous; the last is 1
 
-  int64_t NumElements() const;  // product of shape; -1 where an extent is negative or it overflows
-  int64_t SpanElements()
-      const;  // elements from the first to one past the last; 0 where empty; -1 as above
+  // Product of shape; -1 where an extent is negative or the product reaches kMaxElements. So a
+  // result times any element size fits in uint64_t.
+  int64_t NumElements() const;
+  // Elements from the first to one past the last; 0 where empty; -1 as above, and where strides are
+  // negative or do not match the shape.
+  int64_t SpanElements() const;
 };
 
 struct DropoutSpec {
@@ -72,7 +80,8 @@ struct AttentionSpec {
   bool deterministic = false;
   std::optional<DType> out_dtype;
 
-  // Backward only. Leaving out, lse and dout unset is allowed where only planning.
+  // Backward only; not looked at for a forward pass. Leaving out, lse and dout unset is allowed
+  // where only planning.
   std::optional<TensorSpec> out, lse, dout, dlse;
 };
 
