@@ -1,0 +1,45 @@
+// flash_cpu in the counting build: what the loads and stores counted is what Model() says.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "kernels/cpu/backends.h"
+#include "kernels/cpu/thread_pool.h"
+#include "tests/unit/cpu_flash_call.h"
+
+namespace attn {
+namespace {
+
+TEST(FlashTrafficTest, CountersEqualTheModelOnRandomProblems) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Backend> backend = MakeFlashCpuBackend(&pool);
+  uint64_t moved = 0;
+  for (uint32_t seed = 0; seed < 400; ++seed) {
+    FlashRandom random(seed);
+    FlashCall call(RandomFlashSpec(random), random);
+    for (Pass pass : {Pass::kForward, Pass::kBackward}) {
+      TrafficCounters counters;
+      const absl::Status status = call.Run(*backend, pass, &counters);
+      ASSERT_TRUE(status.ok()) << Text(status);
+      const TileModel model = backend->Model(call.problem(pass), pass);
+      ASSERT_EQ(counters.loaded_bytes.load(), model.loaded_bytes) << seed << " " << Name(pass);
+      ASSERT_EQ(counters.stored_bytes.load(), model.stored_bytes) << seed << " " << Name(pass);
+      moved += model.bytes();
+    }
+  }
+  EXPECT_GT(moved, uint64_t{1} << 28);
+}
+
+TEST(FlashTrafficTest, CausalMovesLessThanFull) {
+  ThreadPool pool(1);
+  const std::unique_ptr<Backend> backend = MakeFlashCpuBackend(&pool);
+  AttentionSpec spec = BshdSpec({1, 1024, 1024, 2, 2, 64, 64});
+  const TileModel full = backend->Model(*Validate(spec, Pass::kForward), Pass::kForward);
+  spec.causal = true;
+  const TileModel causal = backend->Model(*Validate(spec, Pass::kForward), Pass::kForward);
+  EXPECT_LT(causal.loaded_bytes, full.loaded_bytes);
+  EXPECT_EQ(causal.stored_bytes, full.stored_bytes);
+}
+
+}  // namespace
+}  // namespace attn
