@@ -1,0 +1,157 @@
+#include "tests/exactness/check.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+
+namespace attn::exactness {
+namespace {
+
+// The largest ratio seen so far: by path, then tensor. Tests run on one thread.
+std::map<std::string, std::map<std::string, double>>& Ratios() {
+  static auto* const kRatios = new std::map<std::string, std::map<std::string, double>>;
+  return *kRatios;
+}
+
+void CheckTensor(const reference::Tensor& want, const GuardedBuffer& got, DType dtype,
+                 const std::string& who, const char* tensor, std::vector<Fault>& faults) {
+  const int64_t bytes = static_cast<int64_t>(want.value.size()) * SizeOf(dtype);
+  if (got.bytes() != bytes) {
+    faults.push_back({absl::StrCat(who, " ", tensor),
+                      absl::StrCat("has ", got.bytes(), " bytes, want ", bytes)});
+    return;
+  }
+  const reference::Verdict verdict = reference::Compare(want, got.data(), dtype);
+  if (want.empty()) return;
+  double& worst = Ratios()[who.substr(0, who.find(' '))][tensor];
+  worst = std::max(worst, verdict.ratio);
+  if (!verdict.ok()) faults.push_back({absl::StrCat(who, " ", tensor), verdict.ToString()});
+}
+
+std::string Reasons(const std::vector<Rejection>& rejections) {
+  std::string s;
+  for (const Rejection& r : rejections) absl::StrAppend(&s, Sentence(r), " ");
+  return s;
+}
+
+// A flash path may decline only what it documents.
+bool MayReject(const Rejection& r, const AttentionProblem& p) {
+  if (r.reason == Reason::kHeadDimUnsupported) return p.head_dim > 256 || p.head_dim_v > 256;
+  if (r.reason == Reason::kOptionUnsupported) {
+    return p.block_mask && (p.block_mask->block_q % 64 != 0 || p.block_mask->block_k % 64 != 0);
+  }
+  return false;
+}
+
+void Append(std::vector<Fault> from, std::vector<Fault>& to) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+class RatioPrinter : public ::testing::EmptyTestEventListener {
+  void OnTestProgramEnd(const ::testing::UnitTest&) override {
+    for (const auto& [path, tensors] : Ratios()) {
+      std::printf("max(error / bound) of %s:", path.c_str());
+      for (const auto& [tensor, ratio] : tensors) std::printf(" %s %.3f", tensor.c_str(), ratio);
+      std::printf("\n");
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<Fault> CheckForward(const reference::Result& want, const ForwardOutputs& got,
+                                const std::string& who) {
+  std::vector<Fault> faults;
+  CheckTensor(want.out, got.out, got.dtype, who, "out", faults);
+  CheckTensor(want.lse, got.lse, DType::kFp32, who, "lse", faults);
+  return faults;
+}
+
+std::vector<Fault> CheckBackward(const reference::Result& want, const BackwardOutputs& got,
+                                 const std::string& who) {
+  std::vector<Fault> faults;
+  CheckTensor(want.dq, got.dq, got.dtype, who, "dq", faults);
+  CheckTensor(want.dk, got.dk, got.dtype, who, "dk", faults);
+  CheckTensor(want.dv, got.dv, got.dtype, who, "dv", faults);
+  CheckTensor(want.dbias, got.dbias, DType::kFp32, who, "dbias", faults);
+  CheckTensor(want.dsink, got.dsink, DType::kFp32, who, "dsink", faults);
+  return faults;
+}
+
+std::vector<const Backend*> Takers(const AttentionProblem& problem, Pass pass,
+                                   std::span<const Backend* const> backends) {
+  std::vector<const Backend*> takers;
+  for (const Backend* backend : backends) {
+    std::vector<Rejection> rejections;
+    backend->AppendRejections(problem, pass, &rejections);
+    if (rejections.empty()) takers.push_back(backend);
+  }
+  return takers;
+}
+
+std::vector<Fault> CheckCall(const Call& call, std::span<const Backend* const> backends) {
+  const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
+  if (!problem.ok()) return {{"Validate", problem.status().ToString()}};
+  std::vector<Fault> faults;
+  std::vector<std::pair<const Backend*, ForwardOutputs>> forwards;
+  const reference::Result want = reference::Compute(call.spec(), call.data(), {.backward = true});
+  for (const Backend* backend : backends) {
+    const std::string path(Name(backend->path()));
+    std::vector<Rejection> rejections;
+    backend->AppendRejections(*problem, Pass::kForward, &rejections);
+    for (const Rejection& r : rejections) {
+      if (!MayReject(r, *problem)) faults.push_back({path + " rejects the call", Sentence(r)});
+    }
+    if (!rejections.empty()) continue;
+    absl::StatusOr<ForwardOutputs> forward = RunForward(*backend, call);
+    if (!forward.ok()) {
+      faults.push_back({path + " forward", forward.status().ToString()});
+      continue;
+    }
+    Append(CheckForward(want, *forward, path + " forward"), faults);
+    forwards.emplace_back(backend, *std::move(forward));
+  }
+  if (forwards.empty()) faults.push_back({"no backend ran the call", ""});
+  for (const auto& [backend, own] : forwards) {
+    const std::string path(Name(backend->path()));
+    std::vector<Rejection> rejections;
+    backend->AppendRejections(*problem, Pass::kBackward, &rejections);
+    if (!rejections.empty()) {
+      faults.push_back({path + " takes forward but not backward", Reasons(rejections)});
+      continue;
+    }
+    for (const auto& [source, forward] : forwards) {
+      std::string who = path + " backward";
+      if (source != backend)
+        absl::StrAppend(&who, " (out, lse of ", std::string(Name(source->path())), ")");
+      const absl::StatusOr<BackwardOutputs> backward = RunBackward(*backend, call, forward);
+      if (!backward.ok()) {
+        faults.push_back({who, backward.status().ToString()});
+        continue;
+      }
+      Append(CheckBackward(want, *backward, who), faults);
+    }
+  }
+  return faults;
+}
+
+void ExpectExact(const Case& c, std::span<const Backend* const> backends, const Values& values) {
+  const Call call(c, values);
+  const std::vector<Fault> faults = CheckCall(call, backends);
+  if (faults.empty()) return;
+  const ::testing::TestInfo* info = ::testing::UnitTest::GetInstance()->current_test_info();
+  for (const Fault& fault : faults) {
+    ADD_FAILURE() << fault.what << ": " << fault.details << "\n  case " << c
+                  << "\n  repro: " << ::testing::internal::GetArgvs()[0]
+                  << " --gtest_filter=" << info->test_suite_name() << "." << info->name();
+  }
+}
+
+void PrintRatiosAtEnd() {
+  ::testing::UnitTest::GetInstance()->listeners().Append(new RatioPrinter);
+}
+
+}  // namespace attn::exactness

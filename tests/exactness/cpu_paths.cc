@@ -1,0 +1,17 @@
+#include "tests/exactness/cpu_paths.h"
+
+#include <array>
+
+#include "kernels/cpu/backends.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace attn::exactness {
+
+std::span<const Backend* const> CpuPaths() {
+  static ThreadPool* const kPool = new ThreadPool(2);
+  static const std::array<const Backend*, 2> kPaths = {MakeFlashCpuBackend(kPool).release(),
+                                                       MakeStandardCpuBackend(kPool).release()};
+  return kPaths;
+}
+
+}  // namespace attn::exactness
