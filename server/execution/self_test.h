@@ -1,0 +1,37 @@
+// The start-up self-test: every path against results known in closed form.
+#ifndef ATTN_SERVER_EXECUTION_SELF_TEST_H_
+#define ATTN_SERVER_EXECUTION_SELF_TEST_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/api/backend.h"
+#include "server/execution/path_table.h"
+
+namespace attn::server {
+
+// One path and pass and dtype.
+struct SelfTestResult {
+  PathId path;
+  Pass pass;
+  DType dtype;
+  absl::Status status;  // INTERNAL: which tensor and element, its value and the one expected
+};
+
+// Runs every pass and dtype of a path that the path supports. Causal, bottom-right, two KV heads
+// for four query heads, odd lengths with rows that see no key, three cases:
+//   counting:  Q = 0, V_j = j: out is the mean visible index, lse = ln(number of visible keys);
+//   weights:   q.k in {0, 1, 2, 3} over all of head_dim: softmax weights are powers of e;
+//   probe:     V = 1 only on one key: out is exactly 0 in rows that do not see it, not 0 in others.
+// Backward: logits are equal, so P = 1/n and dq, dk, dv are sums of 1/n in closed form. Tolerances
+// are those of the project's exactness rule. Takes some milliseconds per path.
+std::vector<SelfTestResult> SelfTest(const Backend& backend);
+
+// Tests every path that has a backend and no standing reason against it, and disables those that
+// fail with SELF_TEST_FAILED. Returns all results.
+std::vector<SelfTestResult> SelfTestAll(PathTable* paths);
+
+}  // namespace attn::server
+
+#endif  // ATTN_SERVER_EXECUTION_SELF_TEST_H_

@@ -1,0 +1,274 @@
+#include "server/rpc/server.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "kernels/api/text.h"
+#include "server/config/log.h"
+#include "server/execution/periodic.h"
+#include "server/metrics/http.h"
+#include "server/rpc/listener.h"
+#include "server/rpc/service.h"
+#include "server/rpc/service_context.h"
+#include "server/status/serving_state.h"
+
+// tcmalloc's, where it is linked: it keeps freed memory, and after a call of a gigabyte that is
+// much.
+extern "C" void MallocExtension_ReleaseFreeMemory() __attribute__((weak));
+
+namespace attn::server {
+namespace {
+
+constexpr std::chrono::milliseconds kRateBudget{150};
+// Memory goes back to the system after this long without a call: long against the pauses of a busy
+// server, short against the patience of whoever looks at its memory.
+constexpr std::chrono::seconds kTrimAfter{5};
+constexpr std::chrono::milliseconds kHousekeeping{1000};
+constexpr std::chrono::milliseconds kLastWords{250};
+
+std::string RequestIdPrefix() {
+  std::random_device random;
+  return absl::StrFormat("%08x-", random());
+}
+
+class ServerImpl final : public Server {
+ public:
+  ServerImpl(const ServerOptions& options, PathTable paths)
+      : config_(options.config),
+        paths_(std::move(paths)),
+        buffers_(std::make_shared<BufferPool>(config_.max_inflight_bytes / 2)),
+        admission_({.max_requests = config_.max_inflight_requests,
+                    .max_bytes = config_.max_inflight_bytes,
+                    .max_request_bytes = config_.max_request_bytes},
+                   options.clock),
+        executor_(config_.executor_workers, options.clock),
+        watch_(config_.stream_idle_timeout) {
+    context_.config = config_;
+    context_.clock = options.clock;
+    context_.metrics = &metrics_;
+    context_.buffers = buffers_;
+    context_.admission = &admission_;
+    context_.executor = &executor_;
+    context_.watch = &watch_;
+    context_.paths = &paths_;
+    context_.rates = &rates_;
+    context_.devices = options.devices;
+    context_.started = options.clock->Now();
+    context_.request_id_prefix = RequestIdPrefix();
+  }
+
+  ~ServerImpl() override {
+    if (!drained_) Stop(std::chrono::milliseconds(0));
+    metrics_.RemoveLive();
+  }
+
+  // Before any call: what the paths can do.
+  void Prepare(const ServerOptions& options) {
+    if (options.self_test) RunSelfTest();
+    for (PathId path : kAllPaths) metrics_.SetPathAvailable(path, paths_.available(path));
+    for (const auto& device : options.devices) {
+      metrics_.SetDeviceInfo(
+          device.kind() == ::attention::v1::DEVICE_KIND_CUDA ? DeviceKind::kCuda : DeviceKind::kCpu,
+          device.index(), device.name(), device.isa());
+    }
+    if (options.measure_rates) {
+      MeasureRates(paths_, config_.threads, kRateBudget, &rates_);
+    }
+    AddLiveMetrics();
+  }
+
+  absl::Status Serve() {
+    if (!config_.metrics_listen.empty()) {
+      absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(
+          config_.metrics_listen, {.metrics = [this] { return metrics_.Scrape(); },
+                                   .alive = [] { return true; },
+                                   .ready = [this] { return state_.serving(); }});
+      if (!http.ok()) return http.status();
+      http_ = *std::move(http);
+    }
+    service_ = MakeAttentionService(&context_);
+    absl::StatusOr<Listener> listener = StartListening(config_, service_.get());
+    if (!listener.ok()) return listener.status();
+    grpc_ = std::move(listener->server);
+    addresses_ = std::move(listener->addresses);
+    housekeeping_ = std::make_unique<Periodic>(kHousekeeping, [this] { KeepHouse(); });
+    state_.Attach(grpc_.get());
+    state_.Set(paths_.any_available());
+    if (!paths_.any_available()) {
+      log::Error("no path is available: health is NOT_SERVING, every call will be refused");
+    }
+    return absl::OkStatus();
+  }
+
+  const std::vector<std::string>& addresses() const override { return addresses_; }
+  std::string metrics_address() const override {
+    return http_ == nullptr ? "" : http_->bound_address();
+  }
+
+  bool Drain() override {
+    // Together, in this order: whoever has seen NOT_SERVING is refused from then on.
+    admission_.BeginDrain();
+    state_.Set(false);
+    const Admission::Stats before = admission_.stats();
+    log::Info("draining", {{"in_flight_requests", before.requests},
+                           {"in_flight_bytes", before.bytes},
+                           {"timeout_ms", config_.drain_timeout.count()}});
+    const bool finished =
+        admission_.WaitIdle(std::chrono::steady_clock::now() + config_.drain_timeout);
+    if (!finished) {
+      log::Warn("drain cut short: cancelling calls in flight",
+                {{"in_flight_requests", admission_.stats().requests}});
+    }
+    // What has just been answered may still be on its way out; open health watches end here.
+    Stop(finished ? kLastWords : std::chrono::milliseconds(0));
+    drained_ = true;
+    log::Info("stopped", {{"all_calls_finished", finished}});
+    return finished;
+  }
+  void Hasten() override { admission_.Hasten(); }
+
+  Metrics& metrics() override { return metrics_; }
+  const PathTable& paths() const override { return paths_; }
+  const std::vector<SelfTestResult>& self_test_results() const override { return self_test_; }
+
+ private:
+  void RunSelfTest() {
+    self_test_ = SelfTestAll(&paths_);
+    for (PathId path : kAllPaths) {
+      bool tested = false, passed = true;
+      for (const SelfTestResult& result : self_test_) {
+        if (result.path != path) continue;
+        tested = true;
+        if (result.status.ok()) continue;
+        passed = false;
+        log::Error("self-test failed: the path is disabled", {{"path", Name(path)},
+                                                              {"pass", Name(result.pass)},
+                                                              {"dtype", Name(result.dtype)},
+                                                              {"error", result.status.message()}});
+      }
+      if (tested) metrics_.SetSelfTestPassed(path, passed);
+    }
+  }
+
+  void AddLiveMetrics() {
+    const auto add = [this](const char* name, const char* help, std::function<double()> read) {
+      metrics_.AddLive(name, help, std::move(read));
+    };
+    add("attn_inflight_requests", "Calls admitted and not yet done.",
+        [this] { return static_cast<double>(admission_.stats().requests); });
+    add("attn_inflight_bytes", "Tensor and scratch bytes that admitted calls may hold.",
+        [this] { return static_cast<double>(admission_.stats().bytes); });
+    add("attn_queued_requests", "Calls waiting for a worker.",
+        [this] { return static_cast<double>(executor_.stats().queued_requests); });
+    add("attn_queued_bytes", "Bytes that waiting calls may hold.",
+        [this] { return static_cast<double>(executor_.stats().queued_bytes); });
+    add("attn_buffer_pool_retained_bytes", "Memory kept for reuse.",
+        [this] { return static_cast<double>(buffers_->stats().retained_bytes); });
+    add("attn_buffer_pool_in_use_bytes", "Memory that calls hold now.",
+        [this] { return static_cast<double>(buffers_->stats().in_use_bytes); });
+    add("attn_healthy", "1 where health checks answer SERVING.",
+        [this] { return state_.serving() ? 1.0 : 0.0; });
+    add("attn_uptime_seconds", "Time since the server was made.", [this] {
+      return std::chrono::duration<double>(context_.clock->Now() - context_.started).count();
+    });
+  }
+
+  // Ends idle streams; gives memory back where no call came for a while.
+  void KeepHouse() {
+    const TimePoint now = context_.clock->Now();
+    watch_.Sweep(now);
+    const uint64_t calls = context_.next_request.load(std::memory_order_relaxed);
+    if (calls != calls_seen_ || admission_.stats().requests > 0) {
+      calls_seen_ = calls;
+      last_call_ = now;
+      return;
+    }
+    if (now < last_call_ + kTrimAfter) return;
+    // Also without a call since the last time: messages that gRPC refuses leave memory, too.
+    buffers_->Trim();
+    if (MallocExtension_ReleaseFreeMemory != nullptr) MallocExtension_ReleaseFreeMemory();
+  }
+
+  // Cancels what is left after `grace`, closes the listeners, stops the workers. The HTTP side
+  // stays up until the end, so that a last scrape is possible.
+  void Stop(std::chrono::milliseconds grace) {
+    admission_.BeginDrain();
+    if (grpc_ != nullptr) {
+      grpc_->Shutdown(std::chrono::system_clock::now() + grace);
+      grpc_->Wait();
+    }
+    executor_.Shutdown();
+  }
+
+  const Config config_;
+  Metrics metrics_;
+  ServingState state_;
+  Rates rates_;
+  PathTable paths_;
+  std::shared_ptr<BufferPool> buffers_;
+  Admission admission_;
+  Executor executor_;
+  StreamWatch watch_;
+  ServiceContext context_;
+  std::vector<SelfTestResult> self_test_;
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Server> grpc_;
+  std::vector<std::string> addresses_;
+  std::unique_ptr<HttpServer> http_;  // first to go: its pages read the members above
+  bool drained_ = false;
+  uint64_t calls_seen_ = 0;  // KeepHouse() only, as is the next
+  TimePoint last_call_{};
+  std::unique_ptr<Periodic> housekeeping_;  // goes before what it uses
+};
+
+std::string JsonString(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
+  if (absl::Status s = options.config.Check(); !s.ok()) return s;
+  options.config.Resolve(AvailableMemoryBytes());
+  absl::StatusOr<PathTable> paths = PathTable::Create(
+      std::move(options.backends), options.config.disable_path, options.config.cpu_fallback);
+  if (!paths.ok()) return paths.status();
+  auto server = std::make_unique<ServerImpl>(options, *std::move(paths));
+  server->Prepare(options);
+  if (absl::Status s = server->Serve(); !s.ok()) return s;
+  if (!options.config.ports_file.empty()) {
+    if (absl::Status s = WritePortsFile(options.config.ports_file, *server); !s.ok()) return s;
+  }
+  return server;
+}
+
+absl::Status WritePortsFile(const std::string& path, const Server& server) {
+  const std::string temporary = Cat(path, ".", getpid(), ".tmp");
+  const std::string listen = absl::StrJoin(
+      server.addresses(), ", ",
+      [](std::string* out, const std::string& address) { *out += Cat(JsonString(address)); });
+  std::ofstream file(temporary, std::ios::trunc);
+  file << "{\"listen\": [" << listen << "], \"metrics\": " << JsonString(server.metrics_address())
+       << "}\n";
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    std::remove(temporary.c_str());
+    return absl::UnavailableError(Cat("--ports-file ", path, " cannot be written: ", why));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace attn::server
