@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Measures one of attnd's promises, prints a table and ends with one line "NAME: value (bar: ...)".
+# Exit status 0 only where the bar holds. Builds what it needs; leaves nothing running.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: tests/bench/run.sh [--build-dir DIR] [--no-build] NAME [ARGUMENT]...
+
+  cpu-vs-torch     flash_cpu against PyTorch's CPU attention (installs PyPI torch into a venv)
+  cpu-memory       peak memory of flash_cpu as the sequence doubles, beside standard_cpu
+  rpc-overhead     p50 of a tiny call against a raw callback echo
+  rpc-throughput   64 MiB each way against plain sockets, TCP and Unix, unary and streaming
+  soak             10,000 random calls with cancels, deadlines and killed clients
+
+  --build-dir DIR  build here (default: build-bench; Release)
+  --no-build       use what DIR holds
+  ATTN_TORCH_PYTHON=PYTHON (environment) is a Python that has PyTorch; no venv is then made
+
+Arguments go to the program behind NAME (its --help lists them).
+USAGE
+}
+
+die() {
+  echo "tests/bench/run.sh: $*" >&2
+  exit 2
+}
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+build_dir="$root/build-bench"
+build=1
+while (($#)); do
+  case "$1" in
+    --build-dir)
+      (($# >= 2)) || die "$1 needs a value"
+      build_dir="$2"
+      shift 2
+      ;;
+    --no-build)
+      build=0
+      shift
+      ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    -*) die "unknown option '$1' (see --help)" ;;
+    *) break ;;
+  esac
+done
+(($#)) || {
+  usage >&2
+  exit 2
+}
+name="$1"
+shift
+mkdir -p "$build_dir"
+build_dir="$(cd "$build_dir" && pwd)"
+
+# build_targets TARGET...: what the bench needs, Release, without tests.
+build_targets() {
+  ((build)) || return 0
+  {
+    # Both are always said, so that one name does not inherit what another left in the cache.
+    cmake -S "$root" -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTN_BUILD_TESTS=OFF \
+      -DATTN_BUILD_BENCH=ON -DATTN_BUILD_SERVER=ON -DATTN_BUILD_CLIENT=ON "${cmake_options[@]}"
+    cmake --build "$build_dir" -j "$(nproc)" --target "$@"
+  } >"$build_dir/bench-build.log" 2>&1 || {
+    tail -n 40 "$build_dir/bench-build.log" >&2
+    die "the build failed (log: $build_dir/bench-build.log)"
+  }
+}
+
+# pytorch: a Python with PyTorch, from a venv of its own in the build folder.
+pytorch() {
+  local venv="$build_dir/torch-venv"
+  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    {
+      python3 -m venv "$venv"
+      "$venv/bin/pip" install --quiet torch
+    } >&2 || die "PyTorch could not be installed into $venv"
+  fi
+  echo "$venv/bin/python"
+}
+
+bin="$build_dir/tests/bench"
+cmake_options=()
+case "$name" in
+  cpu-vs-torch)
+    cmake_options=(-DATTN_BUILD_SERVER=OFF -DATTN_BUILD_CLIENT=OFF)
+    build_targets attn_cpu_bench
+    python="${ATTN_TORCH_PYTHON:-$(pytorch)}"
+    exec "$python" "$root/tests/bench/cpu_vs_torch.py" --bench "$bin/attn_cpu_bench" "$@"
+    ;;
+  cpu-memory)
+    cmake_options=(-DATTN_BUILD_SERVER=OFF -DATTN_BUILD_CLIENT=OFF)
+    build_targets attn_cpu_memory
+    exec "$bin/attn_cpu_memory" "$@"
+    ;;
+  rpc-overhead)
+    build_targets attn_rpc_bench_server attn_rpc_overhead
+    exec "$bin/attn_rpc_overhead" --server "$bin/attn_rpc_bench_server" "$@"
+    ;;
+  rpc-throughput)
+    build_targets attn_rpc_bench_server attn_rpc_throughput
+    exec "$bin/attn_rpc_throughput" --server "$bin/attn_rpc_bench_server" "$@"
+    ;;
+  soak)
+    build_targets attnd attn_soak
+    exec "$bin/attn_soak" --attnd "$build_dir/server/attnd" "$@"
+    ;;
+  *) die "unknown name '$name' (see --help)" ;;
+esac

@@ -1,0 +1,152 @@
+"""/metrics: every series from the start, and counters that say exactly what happened."""
+
+import collections
+import unittest
+
+import grpc
+import numpy as np
+
+from harness import contract
+from harness.cases import simple_case
+from harness.contract import pb
+from harness.server import INFLIGHT_GAUGES, Attnd, wait_idle, wait_until
+
+T = contract.TIMEOUT_S
+PATHS = ("flash_sm90", "flash_sm80", "standard_cuda", "flash_cpu", "standard_cpu")
+REASONS = [name[len("REASON_"):] for name, value in pb.Reason.items() if value]
+
+
+class MetricsTest(unittest.TestCase):
+    def setUp(self):
+        self.server = self.enterContext(Attnd())
+        self.stub = self.server.stub()
+        self.rng = np.random.default_rng(5)
+
+    def test_everything_is_registered_at_zero(self):
+        m = self.server.metrics()
+        for path in PATHS:
+            for reason in REASONS:
+                self.assertEqual(
+                    len(m.select("attn_rejections_total", path=path, reason=reason)),
+                    1, (path, reason))
+            for which in ("forward", "backward"):
+                for dtype in ("fp32", "fp16", "bf16"):
+                    self.assertEqual(len(m.select("attn_executions_total", path=path, dtype=dtype,
+                                                  **{"pass": which})), 1)
+        for name in ("attn_rejections_total", "attn_executions_total", "attn_requests_total",
+                     "attn_errors_total", "attn_bytes_total", "attn_flops_total"):
+            self.assertIn(name, m.names())
+            self.assertEqual(m.total(name), 0, name)
+        for gauge in INFLIGHT_GAUGES:
+            self.assertIn(gauge, m.names())
+            self.assertEqual(m.total(gauge), 0, gauge)
+        for code in grpc.StatusCode:
+            self.assertTrue(m.select("attn_requests_total", code=code.name), code)
+        self.assertEqual(m.total("attn_build_info"), 1)
+        self.assertEqual(m.total("attn_device_info", kind="cpu"), 1)
+        for path in ("flash_cpu", "standard_cpu"):
+            self.assertEqual(m.total("attn_self_test_passed", path=path), 1)
+            self.assertEqual(m.total("attn_path_available", path=path), 1)
+        for path in PATHS[:3]:
+            self.assertEqual(m.total("attn_path_available", path=path), 0)
+
+    def test_names_units_and_help(self):
+        m = self.server.metrics()
+        for name, kind in m.types.items():
+            self.assertTrue(name.startswith("attn_"), name)
+            self.assertTrue(m.helps.get(name), name)
+            if kind == "counter":
+                self.assertTrue(name.endswith("_total"), name)
+            else:
+                self.assertFalse(name.endswith("_total"), name)
+            self.assertNotRegex(name, "_(ms|us|ns|ki?b|mi?b|gi?b|percent|milliseconds)(_|$)")
+        self.assertLess(len(m.samples), 5000)  # labels are bounded
+
+    def test_latency_buckets_start_at_ten_microseconds(self):
+        m = self.server.metrics()
+        bounds = {float(dict(labels)["le"])
+                  for labels in m.select("attn_stage_seconds_bucket", stage="kernel")}
+        self.assertEqual(min(bounds), 1e-5)
+        self.assertEqual(max(bounds), float("inf"))
+        for stage in ("parse", "gather", "queue", "kernel", "reply", "handler"):
+            self.assertTrue(m.select("attn_stage_seconds_bucket", stage=stage), stage)
+
+    def test_counters_say_what_happened(self):
+        case = simple_case(self.rng, seqlen_q=20, seqlen_k=30, dtype=pb.DTYPE_BF16)
+        reports = [self.stub.Forward(case.forward_request(), timeout=T).report for _ in range(3)]
+        zeros = np.zeros(case.out_shape)
+        backward = self.stub.Backward(
+            case.backward_request(zeros, np.zeros(case.lse_shape), zeros), timeout=T).report
+        wide = simple_case(self.rng, head_dim=264)
+        reports.append(self.stub.Forward(wide.forward_request(), timeout=T).report)
+        everything = reports + [backward]
+
+        def settled():
+            m = self.server.metrics()
+            return m if m.total("attn_requests_total", code="OK") == 5 else None
+
+        m = wait_until(settled, "five calls counted", 10, self.server.process)
+        self.assertEqual(m.total("attn_executions_total", path="flash_cpu", dtype="bf16",
+                                 **{"pass": "forward"}), 3)
+        self.assertEqual(m.total("attn_executions_total", path="flash_cpu", dtype="bf16",
+                                 **{"pass": "backward"}), 1)
+        self.assertEqual(m.total("attn_executions_total", path="standard_cpu", dtype="fp32",
+                                 **{"pass": "forward"}), 1)
+        self.assertEqual(m.total("attn_executions_total"), 5)
+        self.assertEqual(m.total("attn_requests_total", method="Forward", code="OK"), 4)
+        self.assertEqual(m.total("attn_requests_total", method="Backward", code="OK"), 1)
+        self.assertEqual(m.total("attn_flops_total"), sum(r.flops for r in everything))
+        for level, field in (("wire_request", "wire_request_bytes"),
+                             ("wire_response", "wire_response_bytes"),
+                             ("compulsory", "compulsory_bytes"), ("tile", "tile_bytes"),
+                             ("standard", "standard_bytes")):
+            self.assertEqual(m.total("attn_bytes_total", level=level),
+                             sum(getattr(r.traffic, field) for r in everything), level)
+        rejected = collections.Counter(
+            (r.path, pb.Reason.Name(r.reason)[len("REASON_"):])
+            for report in everything for r in report.rejections)
+        self.assertIn(("flash_cpu", "HEAD_DIM_UNSUPPORTED"), rejected)
+        for path in PATHS:
+            for reason in REASONS:
+                self.assertEqual(m.total("attn_rejections_total", path=path, reason=reason),
+                                 rejected[path, reason], (path, reason))
+        for stage, field in (("kernel", "kernel_ns"), ("handler", "handler_ns")):
+            seconds = sum(getattr(r.times, field) for r in everything) / 1e9
+            self.assertAlmostEqual(m.total("attn_stage_seconds_sum", stage=stage), seconds,
+                                   delta=0.02 * seconds + 1e-4)
+            self.assertEqual(m.total("attn_stage_seconds_count", stage=stage), 5)
+        wait_idle(self.server)
+
+    def test_errors_by_code(self):
+        case = simple_case(self.rng)
+        header, payloads = case.forward()
+        header.shape.num_heads = 0
+        refused = pb.ForwardRequest(header=header, payload=payloads)
+        case.policy = pb.PathPolicy(mode=pb.PATH_POLICY_NAMED, path="flash_sm90")
+        for request in (refused, refused, case.forward_request()):
+            with self.assertRaises(grpc.RpcError):
+                self.stub.Forward(request, timeout=T)
+        with self.assertRaises(grpc.RpcError):
+            list(self.stub.ForwardStream(iter([]), timeout=T))
+
+        def settled():
+            m = self.server.metrics()
+            return m if m.total("attn_errors_total") == 4 else None
+
+        m = wait_until(settled, "four errors counted", 10, self.server.process)
+        self.assertEqual(m.total("attn_errors_total", code="INVALID_ARGUMENT"), 3)
+        self.assertEqual(m.total("attn_errors_total", code="FAILED_PRECONDITION"), 1)
+        self.assertEqual(m.total("attn_requests_total", method="ForwardStream",
+                                 code="INVALID_ARGUMENT"), 1)
+        self.assertEqual(m.total("attn_executions_total"), 0)
+
+    def test_plan_moves_no_execution_counter(self):
+        self.stub.Plan(simple_case(self.rng).plan_request(), timeout=T)
+        m = self.server.metrics()
+        self.assertEqual(m.total("attn_executions_total"), 0)
+        self.assertEqual(m.total("attn_bytes_total"), 0)
+        self.assertEqual(m.total("attn_rejections_total"), 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
