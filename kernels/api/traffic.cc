@@ -24,9 +24,9 @@ Wide ClampedRamp(int64_t a, int64_t n, int64_t width) {
   const Wide count = static_cast<Wide>(ramp_end - ramp_begin);
   Wide sum = static_cast<Wide>(n - ramp_end) * static_cast<Wide>(width);
   if (count > 0) {
-    const Wide first = static_cast<Wide>(a + ramp_begin);
-    const Wide last = static_cast<Wide>(a + ramp_end - 1);
-    sum += (first + last) * count / 2;
+    const int64_t first = a + ramp_begin;
+    const int64_t last = a + ramp_end - 1;
+    sum += (static_cast<Wide>(first) + static_cast<Wide>(last)) * count / 2;
   }
   return sum;
 }

@@ -131,7 +131,7 @@ absl::Status CheckBlockMask(const BlockMaskSpec& spec, AttentionProblem* p) {
   auto blocks = [](int64_t tokens, int64_t block) {
     return tokens / block + (tokens % block != 0 ? 1 : 0);  // tokens + block - 1 could overflow
   };
-  const absl::Status status =
+  absl::Status status =
       CheckAxes("block_mask.mask", spec.mask,
                 {{"batch", p->batch, true},
                  {"num_heads", p->num_heads, true},

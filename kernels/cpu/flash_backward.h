@@ -2,7 +2,9 @@
 #ifndef ATTN_KERNELS_CPU_FLASH_BACKWARD_H_
 #define ATTN_KERNELS_CPU_FLASH_BACKWARD_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "kernels/api/backend.h"
@@ -34,8 +36,11 @@ struct BackwardPlan {
   int64_t dq_copies() const { return chunks - (direct_dq ? 1 : 0); }
   // Floats before the dq copies: row_dot − dlse of every row.
   static int64_t DeltaFloats(const AttentionProblem& p) { return RoundUp(LseElements(p), 16); }
+  // Saturates at the largest int64_t: a header may state any shape.
   int64_t WorkspaceBytes(const AttentionProblem& p) const {
-    return 4 * (DeltaFloats(p) + dq_copies() * DqElements(p));
+    const __int128 floats = static_cast<__int128>(DqElements(p)) * dq_copies() + DeltaFloats(p);
+    return static_cast<int64_t>(
+        std::min<__int128>(floats * 4, std::numeric_limits<int64_t>::max()));
   }
 };
 

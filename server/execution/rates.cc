@@ -33,6 +33,7 @@ double MeasureCopy(int threads) {
   for (int repeat = 0; repeat < 2; ++repeat) {
     const auto start = steady_clock::now();
     std::vector<std::thread> workers;
+    workers.reserve(threads);
     for (int i = 0; i < threads; ++i) {
       workers.emplace_back(
           [&blocks, i] { std::memcpy(blocks[2 * i].get(), blocks[2 * i + 1].get(), kBytes); });
