@@ -138,7 +138,9 @@ void PanelsUpTo(int vectors, bool tail, int64_t m, const Tile& t) {
 void GemmSimd(int64_t m, int64_t n, int64_t k, const GemmLeft& a, const float* b, int64_t ldb,
               float* c, int64_t ldc, GemmOutput output, const float* column_scale) {
   constexpr int64_t kLanes = hn::MaxLanes(D());
-  Tile t{k, a.data, a.row_stride, a.k_stride, b, ldb, c, ldc, output, column_scale, 0};
+  // Where k is 0, A and B have no entries and may be null: nothing is added to them.
+  const int64_t a_row = k > 0 ? a.row_stride : 0;
+  Tile t{k, a.data, a_row, a.k_stride, b, ldb, c, ldc, output, column_scale, 0};
   int64_t vectors = (n + kLanes - 1) / kLanes;
   const int64_t tail = n % kLanes;
   while (vectors > 0) {
@@ -148,7 +150,7 @@ void GemmSimd(int64_t m, int64_t n, int64_t k, const GemmLeft& a, const float* b
     vectors -= width;
     t.tail = vectors == 0 ? tail : 0;
     PanelsUpTo<kMaxVectors>(static_cast<int>(width), t.tail != 0, m, t);
-    if (k > 0) t.b += width * kLanes;  // null is allowed where B has no rows
+    if (k > 0) t.b += width * kLanes;
     t.c += width * kLanes;
     if (t.scale != nullptr) t.scale += width * kLanes;
   }
