@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
@@ -130,7 +130,11 @@ TEST_F(FixtureTest, EveryPathIsExact) {
     const Call call(case_, values_);
     const reference::Result want =
         CommittedResult(reference::Compute(call.spec(), call.data(), {.backward = true}));
-    for (const Backend* backend : CpuPaths()) {
+    const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
+    ASSERT_TRUE(problem.ok()) << problem.status();
+    const std::vector<const Backend*> takers = Takers(*problem, Pass::kBackward, Paths());
+    ASSERT_FALSE(takers.empty()) << Name(dtype);
+    for (const Backend* backend : takers) {
       const std::string who(Name(backend->path()));
       const absl::StatusOr<ForwardOutputs> forward = RunForward(*backend, call);
       ASSERT_TRUE(forward.ok()) << forward.status();

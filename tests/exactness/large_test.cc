@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
@@ -158,7 +158,7 @@ TEST_P(LargeTest, OffsetsBeyond32Bits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Path, LargeTest, ::testing::ValuesIn(CpuPaths()),
+INSTANTIATE_TEST_SUITE_P(Path, LargeTest, ::testing::ValuesIn(Paths()),
                          [](const auto& info) { return std::string(Name(info.param->path())); });
 
 }  // namespace

@@ -3,14 +3,14 @@
 #include <gtest/gtest.h>
 
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
 
 class LongSumsTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(LongSumsTest, EveryPath) { ExpectExact(GetParam(), CpuPaths()); }
+TEST_P(LongSumsTest, EveryPath) { ExpectExact(GetParam(), Paths()); }
 
 INSTANTIATE_TEST_SUITE_P(SameSign, LongSumsTest, ::testing::ValuesIn(SameSignCases()),
                          [](const auto& info) { return Name(info.param); });

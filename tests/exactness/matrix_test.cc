@@ -2,14 +2,14 @@
 #include <gtest/gtest.h>
 
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
 
 class ExactnessTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ExactnessTest, EveryPath) { ExpectExact(GetParam(), CpuPaths()); }
+TEST_P(ExactnessTest, EveryPath) { ExpectExact(GetParam(), Paths()); }
 
 constexpr uint64_t kRandomSeed = 20240607;
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
@@ -63,6 +63,15 @@ class MergeTest : public ::testing::TestWithParam<std::tuple<Variant, DType>> {
     return values;
   }
 
+  // The paths that take the parts; at least one does.
+  static std::vector<const Backend*> Takers(const Call& whole) {
+    const absl::StatusOr<AttentionProblem> problem = whole.Problem(Pass::kForward);
+    EXPECT_TRUE(problem.ok()) << problem.status();
+    std::vector<const Backend*> takers = exactness::Takers(*problem, Pass::kForward, Paths());
+    EXPECT_FALSE(takers.empty());
+    return takers;
+  }
+
   static ForwardOutputs Run(const Backend& backend, const Call& call) {
     absl::StatusOr<ForwardOutputs> out = RunForward(backend, call);
     EXPECT_TRUE(out.ok()) << out.status();
@@ -115,7 +124,7 @@ class MergeTest : public ::testing::TestWithParam<std::tuple<Variant, DType>> {
 TEST_P(MergeTest, PartsEqualTheWhole) {
   const Call whole(Whole(), PartValues(0));
   const reference::Result want = reference::Compute(whole.spec(), whole.data());
-  for (const Backend* backend : CpuPaths()) {
+  for (const Backend* backend : Takers(whole)) {
     const ForwardOutputs merged = Merged(*backend, 1);
     EXPECT_TRUE(merged.out.GuardsIntact());
     const std::string who(Name(backend->path()));
@@ -130,7 +139,7 @@ TEST_P(MergeTest, SinkInTwoPartsCountsTwice) {
   if (!Whole().sinks) GTEST_SKIP() << "no sink";
   const Call whole(Whole(), PartValues(0));
   const reference::Result want = reference::Compute(whole.spec(), whole.data());
-  for (const Backend* backend : CpuPaths()) {
+  for (const Backend* backend : Takers(whole)) {
     const ForwardOutputs twice = Merged(*backend, 2);
     const double sink = whole.data().sinks[0];
     const float got = LoadElement(twice.lse.data(), DType::kFp32, 0);

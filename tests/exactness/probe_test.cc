@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
@@ -161,7 +161,7 @@ TEST_P(ProbeTest, SeesExactlyTheVisibleKeys) {
     const Call call(c, values);
     const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
     ASSERT_TRUE(problem.ok()) << problem.status();
-    for (const Backend* backend : Takers(*problem, Pass::kBackward, CpuPaths())) {
+    for (const Backend* backend : Takers(*problem, Pass::kBackward, Paths())) {
       EXPECT_EQ(Probe(call, *backend), "") << Name(backend->path()) << " " << c;
     }
   }
@@ -178,10 +178,40 @@ INSTANTIATE_TEST_SUITE_P(Edge, ProbeTest,
                          });
 
 // The counting oracle beyond what an identity can hold: out is the mean visible index.
-TEST(CountingTest, MeanVisibleIndexAtLongLengths) {
+class CountingTest : public ::testing::TestWithParam<DType> {
+ protected:
+  // BF16 holds every index below 256; out is FP32 then, so that only sums round.
+  static float Value(int64_t j) {
+    return static_cast<float>(GetParam() == DType::kFp32 ? j : j % 256);
+  }
+
+  static void Check(const Backend& backend, const Call& call) {
+    const Case& c = call.params();
+    const absl::StatusOr<ForwardOutputs> fwd = RunForward(backend, call);
+    ASSERT_TRUE(fwd.ok()) << fwd.status();
+    for (int64_t i = 0; i < c.seqlen_q; ++i) {
+      double count = 0, sum = 0;
+      for (int64_t j = 0; j < c.seqlen_k; ++j) {
+        if (Visible(call, 0, 0, i, j)) ++count, sum += Value(j);
+      }
+      const double mean = sum / count;
+      // FP32: the rule's bound here, u * mean twice with u = 2^-22. BF16: probabilities are equal,
+      // and so exact; far within the rule's 2^-8, and still less than one key too many makes.
+      const double limit = GetParam() == DType::kFp32 ? std::ldexp(mean, -21) : 1e-5 * mean;
+      ASSERT_NEAR(At(fwd->out, DType::kFp32, i * 8), mean, limit)
+          << Name(backend.path()) << " " << c << " row " << i;
+      ASSERT_NEAR(At(fwd->lse, DType::kFp32, i), std::log(count), 1e-5)
+          << Name(backend.path()) << " " << c << " row " << i;
+    }
+  }
+};
+
+TEST_P(CountingTest, MeanVisibleIndexAtLongLengths) {
   for (int64_t seqlen_k : {511, 512, 513, 1023, 1025, 2049}) {
     for (int variant = 0; variant < 3; ++variant) {
       Case c;
+      c.dtype = GetParam();
+      c.out_fp32 = true;
       c.heads = c.kv_heads = 1;
       c.seqlen_q = 130;
       c.seqlen_k = seqlen_k;
@@ -191,27 +221,19 @@ TEST(CountingTest, MeanVisibleIndexAtLongLengths) {
       if (variant == 2) c.window_left = 300, c.window_right = 128;
       Values values;
       values.q = [](auto...) { return 0.0f; };
-      values.v = [](int64_t, int64_t j, int64_t, int64_t) { return static_cast<float>(j); };
+      values.v = [](int64_t, int64_t j, int64_t, int64_t) { return Value(j); };
       const Call call(c, values);
-      for (const Backend* backend : CpuPaths()) {
-        const absl::StatusOr<ForwardOutputs> fwd = RunForward(*backend, call);
-        ASSERT_TRUE(fwd.ok()) << fwd.status();
-        for (int64_t i = 0; i < c.seqlen_q; ++i) {
-          int64_t count = 0, sum = 0;
-          for (int64_t j = 0; j < seqlen_k; ++j) {
-            if (Visible(call, 0, 0, i, j)) ++count, sum += j;
-          }
-          const double mean = static_cast<double>(sum) / static_cast<double>(count);
-          // The rule's bound here: u * mean twice, with u = 2^-22.
-          ASSERT_NEAR(At(fwd->out, DType::kFp32, i * 8), mean, std::ldexp(mean, -21))
-              << Name(backend->path()) << " " << c << " row " << i;
-          ASSERT_NEAR(At(fwd->lse, DType::kFp32, i), std::log(count), 1e-5)
-              << Name(backend->path()) << " " << c << " row " << i;
-        }
-      }
+      const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kForward);
+      ASSERT_TRUE(problem.ok()) << problem.status();
+      const std::vector<const Backend*> takers = Takers(*problem, Pass::kForward, Paths());
+      ASSERT_FALSE(takers.empty());
+      for (const Backend* backend : takers) Check(*backend, call);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(DType, CountingTest, ::testing::Values(DType::kFp32, DType::kBf16),
+                         [](const auto& info) { return std::string(LowerName(info.param)); });
 
 }  // namespace
 }  // namespace attn::exactness

@@ -47,7 +47,8 @@ absl::StatusOr<ForwardOutputs> RunForward(const Backend& backend, const Call& ca
   ForwardOutputs outputs{.dtype = p.out_dtype,
                          .out = GuardedBuffer(OutElements(p) * SizeOf(p.out_dtype)),
                          .lse = GuardedBuffer(LseElements(p) * 4)};
-  GuardedBuffer workspace(backend.WorkspaceBytes(p, Pass::kForward));
+  GuardedBuffer workspace(backend.WorkspaceOnDevice() ? 0
+                                                      : backend.WorkspaceBytes(p, Pass::kForward));
   const absl::Status status = backend.Forward(p,
                                               {.q = call.q_.data(),
                                                .k = call.k_.data(),
@@ -75,7 +76,8 @@ absl::StatusOr<BackwardOutputs> RunBackward(const Backend& backend, const Call& 
                           .dv = GuardedBuffer(DvElements(p) * size),
                           .dbias = GuardedBuffer(DbiasElements(p) * 4),
                           .dsink = GuardedBuffer(p.has_sinks ? p.num_heads * 4 : 0)};
-  GuardedBuffer workspace(backend.WorkspaceBytes(p, Pass::kBackward));
+  GuardedBuffer workspace(backend.WorkspaceOnDevice() ? 0
+                                                      : backend.WorkspaceBytes(p, Pass::kBackward));
   const std::vector<std::byte> out = Relaid(forward.out, forward.dtype, call.dout_);
   const auto floats = [](GuardedBuffer& b) { return reinterpret_cast<float*>(b.data()); };
   const absl::Status status =

@@ -7,22 +7,27 @@
 #include <map>
 
 #include "tests/exactness/check.h"
-#include "tests/exactness/cpu_paths.h"
+#include "tests/exactness/paths.h"
 
 namespace attn::exactness {
 namespace {
 
 constexpr uint64_t kSeed = 424242;
 
-// As a host without a GPU has them.
+// As a host has them that has the paths of this program only.
 std::vector<PathCandidate> Candidates() {
   std::vector<PathCandidate> candidates;
   for (PathId path : kAllPaths) {
     PathCandidate c{.path = path, .backend = nullptr, .standing = {}};
-    for (const Backend* backend : CpuPaths()) {
+    for (const Backend* backend : Paths()) {
       if (backend->path() == path) c.backend = backend;
     }
-    if (c.backend == nullptr) c.standing.push_back({path, Reason::kNoCudaDevice, ""});
+    if (c.backend == nullptr) {
+      c.standing.push_back({path,
+                            DeviceOf(path) == DeviceKind::kCuda ? Reason::kNoCudaDevice
+                                                                : Reason::kCpuFallbackDisabled,
+                            ""});
+    }
     candidates.push_back(c);
   }
   return candidates;
@@ -49,7 +54,8 @@ const Backend* FirstThatMayRun(const AttentionProblem& p, Pass pass, const PathP
     if (c.backend == nullptr || !PolicyAllows(policy, c.path)) continue;
     std::vector<Rejection> rejections;
     c.backend->AppendRejections(p, pass, &rejections);
-    if (rejections.empty() && c.backend->WorkspaceBytes(p, pass) <= limit) return c.backend;
+    const bool fits = c.backend->WorkspaceOnDevice() || c.backend->WorkspaceBytes(p, pass) <= limit;
+    if (rejections.empty() && fits) return c.backend;
   }
   return nullptr;
 }
@@ -96,7 +102,10 @@ TEST(SelectPathTest, NamedPathRunsOnRandomRequests) {
     const absl::StatusOr<BackwardOutputs> backward = RunBackward(*choice.backend, call, *forward);
     ASSERT_TRUE(backward.ok()) << backward.status() << " " << c;
   }
-  for (const char* outcome : {"flash_cpu", "standard_cpu", "none"}) EXPECT_GT(chosen[outcome], 50);
+  EXPECT_GT(chosen["none"], 50);
+  for (const Backend* backend : Paths()) {
+    EXPECT_GT(chosen[std::string(Name(backend->path()))], 50) << Name(backend->path());
+  }
 }
 
 }  // namespace

@@ -1,0 +1,167 @@
+// From a raw product q . k to a score in log2 units, and the dropout mask: what is the same for
+// every CUDA kernel.
+#ifndef ATTN_KERNELS_CUDA_COMMON_SCORE_CUH_
+#define ATTN_KERNELS_CUDA_COMMON_SCORE_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/common/params.h"
+
+namespace attn::cuda {
+
+// Sequence b.
+__device__ __forceinline__ DeviceSequence SequenceOf(const SequenceParams& p, int b) {
+  if (p.array != nullptr) return p.array[b];
+  DeviceSequence s = p.first;
+  s.batch = b;
+  s.lse = b * p.lse_batch;
+  s.padded = static_cast<int64_t>(b) * p.padded_batch;
+  return s;
+}
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float LoadBias(const ScoreParams& p, int64_t index) {
+  switch (p.bias_type) {
+    case BiasType::kFp32:
+      return __ldg(static_cast<const float*>(p.bias) + index);
+    case BiasType::kFp16:
+      return __half2float(__ldg(static_cast<const __half*>(p.bias) + index));
+    case BiasType::kBf16:
+      return __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(p.bias) + index));
+    case BiasType::kNone:
+      break;
+  }
+  return 0.0f;
+}
+
+// What the options of one (sequence, head) need.
+struct HeadOptions {
+  float slope;            // ALiBi; 0: none
+  int64_t bias_row0;      // index of bias row 0, column 0 of this sequence and head
+  uint32_t dropout_head;  // b * num_heads + h
+  const uint8_t* block_mask;
+};
+
+__device__ __forceinline__ HeadOptions OptionsOf(const ScoreParams& p, const DeviceSequence& s,
+                                                 int b, int h, int num_heads) {
+  HeadOptions o;
+  o.slope =
+      p.alibi != nullptr ? __ldg(p.alibi + static_cast<int64_t>(b) * p.alibi_batch + h) : 0.0f;
+  o.bias_row0 = b * p.bias_batch + h * p.bias_head + s.q_token * p.bias_cols;
+  o.dropout_head = static_cast<uint32_t>(b) * num_heads + h;
+  o.block_mask =
+      p.block_mask != nullptr ? p.block_mask + b * p.mask_batch + h * p.mask_head : nullptr;
+  return o;
+}
+
+// Score of (i, j) from the raw product; *cap_slope becomes the softcap's derivative, 1 - tanh^2.
+// (i, j) must be inside the sequence where there is a bias.
+template <bool kWithSlope>
+__device__ __forceinline__ float Score(const ScoreParams& p, const HeadOptions& o, float raw, int i,
+                                       int j, int off, float* cap_slope) {
+  float t = raw * p.scale;
+  if (p.softcap > 0.0f) {
+    const float tanh_t = tanhf(t / p.softcap);
+    if constexpr (kWithSlope) {
+      // 4e / (1 + e)^2 with e = exp(-2|x|) stays relatively exact in saturation, where 1 - tanh^2
+      // cancels.
+      const float e = expf(-2.0f * fabsf(t / p.softcap));
+      *cap_slope = 4.0f * e / ((1.0f + e) * (1.0f + e));
+    }
+    t = p.softcap * tanh_t;
+  } else if constexpr (kWithSlope) {
+    *cap_slope = 1.0f;
+  }
+  if (p.bias_type != BiasType::kNone)
+    t += LoadBias(p, o.bias_row0 + static_cast<int64_t>(i) * p.bias_cols + j);
+  if (o.slope != 0.0f) t -= o.slope * fabsf(static_cast<float>(i + off - j));
+  return t;
+}
+
+// The same in log2 units.
+template <bool kWithSlope>
+__device__ __forceinline__ float Score2(const ScoreParams& p, const HeadOptions& o, float raw,
+                                        int i, int j, int off, float* cap_slope) {
+  return Score<kWithSlope>(p, o, raw, i, j, off, cap_slope) * kLog2E;
+}
+
+// Blocks of the mask are multiples of this, so each kMaskStep x kMaskStep square of a tile is shown
+// or hidden as a whole.
+inline constexpr int kMaskStep = 64;
+
+// One bit per square of the tile at (m0, n0), row by row; squares beyond the lengths count as
+// hidden.
+template <int kBlockM, int kBlockN>
+__device__ __forceinline__ uint32_t MaskBits(const ScoreParams& p, const uint8_t* mask,
+                                             const DeviceSequence& s, int m0, int n0) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int m = 0; m < kBlockM / kMaskStep; ++m) {
+#pragma unroll
+    for (int n = 0; n < kBlockN / kMaskStep; ++n) {
+      const int i = m0 + m * kMaskStep, j = n0 + n * kMaskStep;
+      if (i < s.len_q && j < s.len_k) {
+        const int64_t at = static_cast<int64_t>(i / p.block_q) * p.mask_cols + j / p.block_k;
+        bits |= static_cast<uint32_t>(__ldg(mask + at) != 0) << (m * (kBlockN / kMaskStep) + n);
+      }
+    }
+  }
+  return bits;
+}
+
+// A warp looks for the first of candidates first, first + step, … (count of them) whose bits are
+// not 0. Returns its number (count: none) and its bits. Called by whole warps with equal arguments.
+template <class BitsOf>
+__device__ __forceinline__ int FindShown(int count, const BitsOf& bits_of, uint32_t* bits) {
+  const int lane = threadIdx.x % 32;
+  for (int base = 0; base < count; base += 32) {
+    const uint32_t mine = base + lane < count ? bits_of(base + lane) : 0;
+    const uint32_t any = __ballot_sync(~0u, mine != 0);
+    if (any != 0) {
+      const int first = __ffs(any) - 1;
+      *bits = __shfl_sync(~0u, mine, first);
+      return base + first;
+    }
+  }
+  *bits = 0;
+  return count;
+}
+
+// Philox4x32-10. Source: Salmon et al., SC'11; kernels/api/philox.h is the host's twin and has the
+// golden vectors.
+__device__ __forceinline__ uint4 Philox(uint4 c, uint2 k) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t h0 = __umulhi(0xD2511F53u, c.x), l0 = 0xD2511F53u * c.x;
+    const uint32_t h1 = __umulhi(0xCD9E8D57u, c.z), l1 = 0xCD9E8D57u * c.z;
+    c = make_uint4(h1 ^ c.y ^ k.x, l1, h0 ^ c.w ^ k.y, l0);
+    k.x += 0x9E3779B9u;
+    k.y += 0xBB67AE85u;
+  }
+  return c;
+}
+
+// Which of keys 8 * j_block … + 7 of query i are kept, bit per key.
+__device__ __forceinline__ uint32_t KeepBits(const ScoreParams& p, uint32_t head, uint32_t i,
+                                             uint32_t j_block) {
+  const uint4 w =
+      Philox(make_uint4(j_block, i, head, p.dropout_offset), make_uint2(p.seed_low, p.seed_high));
+  uint32_t bits = 0;
+  const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    bits |= static_cast<uint32_t>((words[n] & 0xFFFFu) < p.threshold) << (2 * n);
+    bits |= static_cast<uint32_t>((words[n] >> 16) < p.threshold) << (2 * n + 1);
+  }
+  return bits;
+}
+
+}  // namespace attn::cuda
+
+#endif  // ATTN_KERNELS_CUDA_COMMON_SCORE_CUH_

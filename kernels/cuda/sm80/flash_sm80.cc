@@ -1,0 +1,295 @@
+#include "kernels/cuda/sm80/flash_sm80.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/api/text.h"
+#include "kernels/cuda/sm80/plan.h"
+
+namespace attn::cuda {
+namespace sm80 {
+namespace {
+
+constexpr int64_t kMaxFlashHeadDim = 256;
+constexpr int64_t kMaskMultiple = 64;
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;  // of a grid
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class T>
+T* At(std::byte* base, int64_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+class Rejector {
+ public:
+  explicit Rejector(std::vector<Rejection>* rejections) : rejections_(rejections) {}
+
+  void Add(Reason reason, std::string detail) {
+    rejections_->push_back({PathId::kFlashSm80, reason, std::move(detail)});
+  }
+
+  void HeadDim(std::string_view field, int64_t value) {
+    if (value > kMaxFlashHeadDim) {
+      Add(Reason::kHeadDimUnsupported, Cat(field, " ", value, " > ", kMaxFlashHeadDim));
+    } else if (value % 8 != 0) {
+      Add(Reason::kHeadDimUnsupported, Cat(field, " ", value, " not a multiple of 8"));
+    }
+  }
+
+  void MaskBlock(std::string_view field, int64_t value) {
+    if (value % kMaskMultiple == 0) return;
+    Add(Reason::kOptionUnsupported,
+        Cat("block_mask.", field, " ", value, " not a multiple of ", kMaskMultiple));
+  }
+
+  void Length(std::string_view field, int64_t value) {
+    if (value < kMaxSeqlen) return;
+    Add(Reason::kOptionUnsupported, Cat(field, " ", value, " >= ", kMaxSeqlen));
+  }
+
+ private:
+  std::vector<Rejection>* const rejections_;
+};
+
+ForwardParams MakeForwardParams(const AttentionProblem& p, const ForwardTensors& t,
+                                const Launch& launch, const ForwardPlan& plan) {
+  const ForwardWorkspace workspace = PlanForwardWorkspace(p, plan);
+  return {.q = t.q,
+          .k = t.k,
+          .v = t.v,
+          .out = t.out,
+          .lse = t.lse,
+          .q_strides = ToDevice(p.q),
+          .k_strides = ToDevice(p.k),
+          .v_strides = ToDevice(p.v),
+          .out_strides = ContiguousStrides(p, p.seqlen_q, p.num_heads, p.head_dim_v),
+          .sequences = MakeSequenceParams(p, launch.sequences),
+          .lse_head = LseHeadStride(p),
+          .num_heads = static_cast<int32_t>(p.num_heads),
+          .num_kv_heads = static_cast<int32_t>(p.num_kv_heads),
+          .head_dim = static_cast<int32_t>(p.head_dim),
+          .head_dim_v = static_cast<int32_t>(p.head_dim_v),
+          .out_fp32 = p.out_dtype == DType::kFp32,
+          .causal_order = p.window_right < kUnlimited,
+          .tiles = plan.tiles,
+          .splits = plan.splits,
+          .split_tiles = plan.split_tiles,
+          .partial_out = At<float>(launch.workspace, workspace.partial_out),
+          .partial_lse = At<float>(launch.workspace, workspace.partial_lse),
+          .partial_rows = p.num_heads * p.total_q,
+          .score = MakeScoreParams(p)};
+}
+
+BackwardParams MakeBackwardParams(const AttentionProblem& p, const BackwardTensors& t,
+                                  const Launch& launch, const TileInfo& tile) {
+  const BackwardWorkspace workspace = PlanBackwardWorkspace(p, tile);
+  const auto contiguous = [&p](int64_t seqlen, int64_t heads, int64_t dim) {
+    return ContiguousStrides(p, seqlen, heads, dim);
+  };
+  return {.q = t.q,
+          .k = t.k,
+          .v = t.v,
+          .out = t.out,
+          .dout = t.dout,
+          .lse = t.lse,
+          .dlse = p.has_dlse ? t.dlse : nullptr,
+          .out_fp32 = p.bwd_out_dtype == DType::kFp32,
+          .lse2 = At<float>(launch.workspace, workspace.lse2),
+          .delta = At<float>(launch.workspace, workspace.delta),
+          .dq_accumulator =
+              p.deterministic ? nullptr : At<float>(launch.workspace, workspace.dq_accumulator),
+          .padded_rows = PaddedRows(p),
+          .dq = t.dq,
+          .dk = t.dk,
+          .dv = t.dv,
+          .dbias = p.bias ? t.dbias : nullptr,
+          .dsink = p.has_sinks ? t.dsink : nullptr,
+          .q_strides = ToDevice(p.q),
+          .k_strides = ToDevice(p.k),
+          .v_strides = ToDevice(p.v),
+          .out_strides = ToDevice(p.bwd_out),
+          .dout_strides = ToDevice(p.bwd_dout),
+          .dq_strides = contiguous(p.seqlen_q, p.num_heads, p.head_dim),
+          .dk_strides = contiguous(p.seqlen_k, p.num_kv_heads, p.head_dim),
+          .dv_strides = contiguous(p.seqlen_k, p.num_kv_heads, p.head_dim_v),
+          .sequences = MakeSequenceParams(p, launch.sequences),
+          .lse_head = LseHeadStride(p),
+          .num_heads = static_cast<int32_t>(p.num_heads),
+          .num_kv_heads = static_cast<int32_t>(p.num_kv_heads),
+          .head_dim = static_cast<int32_t>(p.head_dim),
+          .head_dim_v = static_cast<int32_t>(p.head_dim_v),
+          .grads_fp32 = p.out_dtype == DType::kFp32,
+          .dbias_atomic = false,
+          .batch_begin = 0,
+          .batch_count = static_cast<int32_t>(p.batch),
+          .kv_begin = 0,
+          .kv_count = static_cast<int32_t>(p.num_kv_heads),
+          .prepare_blocks = static_cast<int32_t>(CeilDiv(p.seqlen_q, kRowPadding) * kRowPadding /
+                                                 kPrepareRowsPerBlock),
+          .query_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_q, tile.backward_queries)),
+          .key_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_k, tile.backward_keys)),
+          .score = MakeScoreParams(p)};
+}
+
+class FlashSm80Path final : public DevicePath {
+ public:
+  PathId path() const override { return PathId::kFlashSm80; }
+
+  void AppendRejections(const AttentionProblem& p, Pass pass, const DeviceProperties& device,
+                        std::vector<Rejection>* rejections) const override {
+    Rejector reject(rejections);
+    const size_t before = rejections->size();
+    if (device.capability() < 80) {
+      reject.Add(Reason::kArchUnsupported,
+                 Cat("compute capability ", device.major, ".", device.minor, " < 8.0"));
+    }
+    if (p.dtype != DType::kFp16 && p.dtype != DType::kBf16) {
+      reject.Add(Reason::kDtypeUnsupported, Cat(Name(p.dtype), ", not FP16 or BF16"));
+    }
+    reject.HeadDim("head_dim", p.head_dim);
+    reject.HeadDim("head_dim_v", p.head_dim_v);
+    reject.Length("seqlen_q", p.seqlen_q);
+    reject.Length("seqlen_k", p.seqlen_k);
+    if (p.block_mask) {
+      reject.MaskBlock("block_q", p.block_mask->block_q);
+      reject.MaskBlock("block_k", p.block_mask->block_k);
+    }
+    if (pass == Pass::kBackward && p.bwd_dout_dtype != p.dtype) {
+      reject.Add(Reason::kOptionUnsupported,
+                 Cat("dout ", Name(p.bwd_dout_dtype), " with q ", Name(p.dtype)));
+    }
+    if (rejections->size() > before) return;
+    const TileInfo& tile = KernelsFor(p).tile;
+    const int shared = pass == Pass::kForward
+                           ? tile.forward_shared_bytes
+                           : std::max(tile.backward_shared_bytes, tile.gradient_shared_bytes);
+    if (shared > device.shared_bytes) {
+      reject.Add(Reason::kArchUnsupported, Cat("needs ", shared, " bytes of shared memory > ",
+                                               device.shared_bytes, " of the device"));
+    }
+    const int64_t blocks = CeilDiv(std::max(p.seqlen_q, p.seqlen_k), 32) * p.num_heads * p.batch;
+    if (blocks > kMaxBlocks) {
+      reject.Add(Reason::kOptionUnsupported,
+                 Cat("batch * num_heads * seqlen: ", blocks, " tiles > ", kMaxBlocks));
+    }
+  }
+
+  std::string KernelId(const AttentionProblem& p, Pass pass,
+                       const DeviceProperties& device) const override {
+    const TileInfo& tile = KernelsFor(p).tile;
+    std::string id = Cat("sm80_", pass == Pass::kForward ? "fwd" : "bwd", "_", LowerName(p.dtype),
+                         "_d", tile.head_dim);
+    if (tile.head_dim_v != tile.head_dim) id += Cat("x", tile.head_dim_v);
+    if (p.window_left < kUnlimited) {
+      id += "_window";
+    } else if (p.window_right < kUnlimited) {
+      id += "_causal";
+    }
+    if (NeedsOptions(p)) id += "_options";
+    if (pass == Pass::kBackward) return p.deterministic ? id + "_deterministic" : id;
+    const ForwardPlan plan = PlanForward(p, tile, device);
+    if (plan.decode) id += "_decode";
+    return plan.splits > 1 ? Cat(id, "_split", plan.splits) : id;
+  }
+
+  int64_t WorkspaceBytes(const AttentionProblem& p, Pass pass,
+                         const DeviceProperties& device) const override {
+    const TileInfo& tile = KernelsFor(p).tile;
+    return pass == Pass::kForward ? PlanForwardWorkspace(p, PlanForward(p, tile, device)).bytes
+                                  : PlanBackwardWorkspace(p, tile).bytes;
+  }
+
+  TileModel Model(const AttentionProblem& p, Pass pass,
+                  const DeviceProperties& device) const override {
+    const TileInfo& tile = KernelsFor(p).tile;
+    return pass == Pass::kForward ? ModelForward(p, tile, PlanForward(p, tile, device))
+                                  : ModelBackward(p, tile);
+  }
+
+  absl::Status Forward(const AttentionProblem& p, const ForwardTensors& tensors,
+                       const Launch& launch) const override {
+    const Kernels& kernels = KernelsFor(p);
+    const ForwardPlan plan = PlanForward(p, kernels.tile, *launch.device);
+    const ForwardParams params = MakeForwardParams(p, tensors, launch, plan);
+    const auto run = plan.decode ? kernels.decode : kernels.forward;
+    if (absl::Status s =
+            ToStatus(run(params, NeedsOptions(p), launch.stream), "flash_sm80 forward");
+        !s.ok() || plan.splits == 1) {
+      return s;
+    }
+    return ToStatus(LaunchMerge(params, p.dtype, launch.stream), "flash_sm80 merge");
+  }
+
+  absl::Status Backward(const AttentionProblem& p, const BackwardTensors& tensors,
+                        const Launch& launch) const override {
+    const Kernels& kernels = KernelsFor(p);
+    BackwardParams params = MakeBackwardParams(p, tensors, launch, kernels.tile);
+    if (params.dbias != nullptr) {
+      const size_t bytes = static_cast<size_t>(DbiasElements(p)) * sizeof(float);
+      if (absl::Status s =
+              ToStatus(cudaMemsetAsync(params.dbias, 0, bytes, launch.stream), "dbias");
+          !s.ok()) {
+        return s;
+      }
+    }
+    if (absl::Status s = ToStatus(kernels.prepare(params, launch.stream), "flash_sm80 prepare");
+        !s.ok()) {
+      return s;
+    }
+    BackwardParams by_rows = params;
+    by_rows.query_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_q, kernels.tile.gradient_queries));
+    if (params.dbias != nullptr) {
+      if (absl::Status s = ToStatus(kernels.row_dot(by_rows, launch.stream), "flash_sm80 row_dot");
+          !s.ok()) {
+        return s;
+      }
+    }
+    if (absl::Status s = RunSlices(p, params, kernels, launch.stream); !s.ok()) return s;
+    const cudaError_t error = p.deterministic ? kernels.query_gradient(by_rows, launch.stream)
+                                              : kernels.finish(params, launch.stream);
+    if (absl::Status s = ToStatus(error, "flash_sm80 dq"); !s.ok()) return s;
+    if (params.dsink == nullptr) return absl::OkStatus();
+    return ToStatus(LaunchSinkGradient(params, launch.stream), "flash_sm80 dsink");
+  }
+
+ private:
+  // One launch of Backward; but where several thread blocks would add to one element of dbias and
+  // the order must not matter, one launch after another for each sequence or kv head that shares
+  // it.
+  static absl::Status RunSlices(const AttentionProblem& p, BackwardParams params,
+                                const Kernels& kernels, cudaStream_t stream) {
+    int32_t batch_step = params.batch_count, kv_step = params.kv_count;
+    if (params.dbias != nullptr) {
+      const bool batch_shared = p.bias->batch == 1 && p.layout == Layout::kBshd && p.batch > 1;
+      const bool heads_shared = p.bias->heads == 1 && p.num_kv_heads > 1;
+      params.dbias_atomic = !p.deterministic && (batch_shared || heads_shared);
+      if (p.deterministic && batch_shared) batch_step = 1;
+      if (p.deterministic && heads_shared) kv_step = 1;
+    }
+    const int32_t batch = params.batch_count, kv_heads = params.kv_count;
+    for (int32_t b = 0; b < batch; b += batch_step) {
+      for (int32_t kv = 0; kv < kv_heads; kv += kv_step) {
+        params.batch_begin = b;
+        params.batch_count = batch_step;
+        params.kv_begin = kv;
+        params.kv_count = kv_step;
+        if (absl::Status s =
+                ToStatus(kernels.backward(params, NeedsOptions(p), stream), "flash_sm80 backward");
+            !s.ok()) {
+          return s;
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+}  // namespace sm80
+
+std::shared_ptr<const DevicePath> MakeFlashSm80Path() {
+  return std::make_shared<sm80::FlashSm80Path>();
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,442 @@
+// flash_sm80 forward: one CTA computes one tile of queries of one head, walking over the key tiles
+// it can see from the last to the first; S = Q K^T, the softmax and O += P V stay in registers. K
+// and V have one buffer each: the copy of V runs under Q K^T, the copy of the next K under P V.
+#ifndef ATTN_KERNELS_CUDA_SM80_FORWARD_CUH_
+#define ATTN_KERNELS_CUDA_SM80_FORWARD_CUH_
+
+#include "kernels/cuda/common/score.cuh"
+#include "kernels/cuda/common/tile.cuh"
+#include "kernels/cuda/ptx/math.cuh"
+#include "kernels/cuda/ptx/matrix.cuh"
+#include "kernels/cuda/sm80/kernel_params.h"
+
+namespace attn::cuda::sm80 {
+
+// Tile is a ForwardTile of tiles.h. kOptions: softcap, ALiBi, bias, dropout, or a scale that is not
+// positive; without them the scale folds into the exponent's multiply-add.
+template <class T_, class Tile_, bool kOptions_>
+struct ForwardTraits : Tile_ {
+  using T = T_;
+  static constexpr bool kOptions = kOptions_;
+  static constexpr int kThreads = Tile_::kWarps * 32;
+  static constexpr int kRowTiles = Tile_::kBlockM / (16 * Tile_::kWarps);  // m16 tiles per warp
+  static constexpr int kQkChunks = Tile_::kHeadDim / 8;
+  static constexpr int kVChunks = Tile_::kHeadDimV / 8;
+  static constexpr int kSharedBytes =
+      ((Tile_::kBlockM + Tile_::kBlockN) * Tile_::kHeadDim + Tile_::kBlockN * Tile_::kHeadDimV) * 2;
+  static_assert(Tile_::kBlockM % (16 * Tile_::kWarps) == 0 && Tile_::kBlockN % 16 == 0);
+};
+
+template <class Traits>
+struct ForwardState {
+  float o[Traits::kRowTiles][Traits::kHeadDimV / 8][4];
+  float max[Traits::kRowTiles]
+           [2];  // running maximum; of raw products without options, else of log2 scores
+  float sum[Traits::kRowTiles][2];  // of this lane's columns
+};
+
+// Where a CTA works, and what its lane addresses.
+struct ForwardPlace {
+  DeviceSequence s;
+  int b, h, split, q0, warp, lane;
+  uint32_t q_tile, k_tile, v_tile;  // shared memory
+  uint32_t q_lane, k_lane, v_lane;  // this lane's ldmatrix rows
+  const char *k, *v;                // row 0 of the head
+  HeadOptions options;
+};
+
+template <class Traits>
+__device__ __forceinline__ int RowOf(const ForwardPlace& at, int row_tile, int half) {
+  return at.q0 + (at.warp * Traits::kRowTiles + row_tile) * 16 + half * 8 + at.lane / 4;
+}
+
+// s := Q K^T of the warp's rows and all keys of the tile.
+template <class Traits>
+__device__ __forceinline__ void Scores(const ForwardPlace& at,
+                                       float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  using E = ptx::Element<typename Traits::T>;
+  constexpr int kChunks = Traits::kQkChunks;
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < Traits::kBlockN / 8; ++n)
+      s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+  }
+#pragma unroll
+  for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+    uint32_t a[Traits::kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < Traits::kRowTiles; ++m) {
+      ptx::LoadMatrix4(a[m], StepAddress<kChunks>(at.q_lane, step) + m * 16 * kChunks * 16);
+    }
+#pragma unroll
+    for (int n = 0; n < Traits::kBlockN / 16; ++n) {
+      uint32_t b[4];
+      ptx::LoadMatrix4(b, StepAddress<kChunks>(at.k_lane, step) + n * 16 * kChunks * 16);
+#pragma unroll
+      for (int m = 0; m < Traits::kRowTiles; ++m) {
+        E::Mma(s[m][2 * n], a[m], b[0], b[1]);
+        E::Mma(s[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Turns raw products into log2 scores (kOptions) and hides what a row must not see.
+template <class Traits, bool kMasked>
+__device__ __forceinline__ void MaskScores(const ForwardParams& p, const ForwardPlace& at, int n0,
+                                           uint32_t shown,
+                                           float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = RowOf<Traits>(at, m, half);
+      const int end = i < at.s.len_q ? min(at.s.len_k, i + at.s.off + p.score.window_right + 1) : 0;
+      const int begin = i + at.s.off - p.score.window_left;
+#pragma unroll
+      for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[m][n][2 * half + e];
+          const int j = n0 + n * 8 + (at.lane & 3) * 2 + e;
+          bool visible = true;
+          if constexpr (kMasked) {
+            constexpr int kColumns = Traits::kBlockN / kMaskStep;
+            const int square = (i - at.q0) / kMaskStep * kColumns + n * 8 / kMaskStep;
+            visible = j < end && j >= begin && (shown >> square & 1) != 0;
+          }
+          if constexpr (Traits::kOptions) {
+            x = visible ? Score2<false>(p.score, at.options, x, i, j, at.s.off, nullptr)
+                        : -CUDART_INF_F;
+          } else if (!visible) {
+            x = -CUDART_INF_F;
+          }
+        }
+      }
+    }
+  }
+}
+
+// s := probabilities relative to the running maximum; o and sum are rescaled to it. Masked rows may
+// have no key yet.
+template <class Traits, bool kMasked>
+__device__ __forceinline__ void OnlineSoftmax(
+    float scale_log2, ForwardState<Traits>& state,
+    float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = state.max[m][half];
+#pragma unroll
+      for (int n = 0; n < Traits::kBlockN / 8; ++n)
+        top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float base = kMasked && top == -CUDART_INF_F ? 0.0f : top * scale_log2;
+      const float correction = ptx::Exp2(state.max[m][half] * scale_log2 - base);
+      state.max[m][half] = top;
+#pragma unroll
+      for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
+        state.o[m][n][2 * half] *= correction;
+        state.o[m][n][2 * half + 1] *= correction;
+      }
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+        s[m][n][2 * half] = ptx::Exp2(fmaf(s[m][n][2 * half], scale_log2, -base));
+        s[m][n][2 * half + 1] = ptx::Exp2(fmaf(s[m][n][2 * half + 1], scale_log2, -base));
+        sum += s[m][n][2 * half] + s[m][n][2 * half + 1];
+      }
+      state.sum[m][half] = state.sum[m][half] * correction + sum;
+    }
+  }
+}
+
+// Drops probabilities. The four lanes of a row share the work: each draws the bits of every fourth
+// block of eight keys.
+template <class Traits>
+__device__ __forceinline__ void Dropout(const ForwardParams& p, const ForwardPlace& at, int n0,
+                                        float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  constexpr int kBlocks = Traits::kBlockN / 8;
+  static_assert(kBlocks % 4 == 0 || Traits::kBlockN % 8 == 0);
+  const int quad = at.lane & 3;
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = RowOf<Traits>(at, m, half);
+#pragma unroll
+      for (int first = 0; first < kBlocks; first += 4) {
+        const uint32_t mine = KeepBits(p.score, at.options.dropout_head, i, n0 / 8 + first + quad);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const uint32_t bits = __shfl_sync(~0u, mine, (at.lane & ~3) + n) >> (2 * quad);
+          if (first + n < kBlocks) {
+            float* x = &s[m][first + n][2 * half];
+            x[0] = bits & 1 ? x[0] * p.score.keep_scale : 0.0f;
+            x[1] = bits & 2 ? x[1] * p.score.keep_scale : 0.0f;
+          }
+        }
+      }
+    }
+  }
+}
+
+// o += P V.
+template <class Traits>
+__device__ __forceinline__ void Accumulate(
+    const ForwardPlace& at, ForwardState<Traits>& state,
+    const float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  using E = ptx::Element<typename Traits::T>;
+  constexpr int kChunks = Traits::kVChunks;
+#pragma unroll
+  for (int step = 0; step < Traits::kBlockN / 16; ++step) {
+    uint32_t a[Traits::kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < Traits::kRowTiles; ++m) {
+      a[m][0] = E::Pack(s[m][2 * step][0], s[m][2 * step][1]);
+      a[m][1] = E::Pack(s[m][2 * step][2], s[m][2 * step][3]);
+      a[m][2] = E::Pack(s[m][2 * step + 1][0], s[m][2 * step + 1][1]);
+      a[m][3] = E::Pack(s[m][2 * step + 1][2], s[m][2 * step + 1][3]);
+    }
+#pragma unroll
+    for (int n = 0; n < Traits::kHeadDimV / 16; ++n) {
+      uint32_t b[4];
+      ptx::LoadMatrix4Transposed(b, StepAddress<kChunks>(at.v_lane, n) + step * 16 * kChunks * 16);
+#pragma unroll
+      for (int m = 0; m < Traits::kRowTiles; ++m) {
+        E::Mma(state.o[m][2 * n], a[m], b[0], b[1]);
+        E::Mma(state.o[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// One key tile. `shown`: bits of its squares (MaskBits). `next`: the tile to fetch meanwhile;
+// negative: none.
+template <class Traits, bool kMasked>
+__device__ __forceinline__ void KeyTile(const ForwardParams& p, const ForwardPlace& at, int n,
+                                        uint32_t shown, int next, ForwardState<Traits>& state) {
+  constexpr int kBlockN = Traits::kBlockN;
+  const int64_t k_row = p.k_strides.token * 2, v_row = p.v_strides.token * 2;
+  float s[Traits::kRowTiles][kBlockN / 8][4];
+  ptx::WaitCopies<0>();
+  __syncthreads();
+  LoadTile<kBlockN, Traits::kVChunks, Traits::kThreads, kMasked>(
+      at.v_tile, at.v + static_cast<int64_t>(n) * kBlockN * v_row, v_row, at.s.len_k - n * kBlockN,
+      p.head_dim_v / 8);
+  ptx::CommitCopies();
+  Scores<Traits>(at, s);
+  if constexpr (kMasked || Traits::kOptions)
+    MaskScores<Traits, kMasked>(p, at, n * kBlockN, shown, s);
+  ptx::WaitCopies<0>();
+  __syncthreads();
+  if (next >= 0) {  // every tile before the first one taken is full
+    LoadTile<kBlockN, Traits::kQkChunks, Traits::kThreads, false>(
+        at.k_tile, at.k + static_cast<int64_t>(next) * kBlockN * k_row, k_row, kBlockN,
+        p.head_dim / 8);
+    ptx::CommitCopies();
+  }
+  OnlineSoftmax<Traits, kMasked || Traits::kOptions>(Traits::kOptions ? 1.0f : p.score.scale_log2,
+                                                     state, s);
+  if constexpr (Traits::kOptions) {
+    if (p.score.threshold < 65536) Dropout<Traits>(p, at, n * kBlockN, s);
+  }
+  Accumulate<Traits>(at, state, s);
+}
+
+// The largest tile <= n and >= n_min of which the block mask shows something, and its bits; below
+// n_min: none.
+template <class Traits>
+__device__ __forceinline__ int NextShownTile(const ForwardParams& p, const ForwardPlace& at, int n,
+                                             int n_min, uint32_t* shown) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  return n - FindShown(
+                 n - n_min + 1,
+                 [&](int back) {
+                   return MaskBits<kBlockM, kBlockN>(p.score, at.options.block_mask, at.s, at.q0,
+                                                     (n - back) * kBlockN);
+                 },
+                 shown);
+}
+
+// lse of a row with keys from its maximum (log2 units), the sum relative to it, and the sink
+// (-infinity: none); *factor becomes what its sum of values is multiplied by.
+__device__ __forceinline__ float FinishRow(float max2, float sum, float sink, float* factor) {
+  float lse2 = max2 + log2f(sum);
+  *factor = 1.0f / sum;
+  if (sink != -CUDART_INF_F) {
+    const float sink2 = sink * kLog2E, top = fmaxf(lse2, sink2);
+    const float with_sink = top + log2f(ptx::Exp2(lse2 - top) + ptx::Exp2(sink2 - top));
+    *factor *= ptx::Exp2(lse2 - with_sink);
+    lse2 = with_sink;
+  }
+  return lse2 * kLn2;
+}
+
+// Row `row` of out, this lane's columns.
+template <class Traits, bool kFp32>
+__device__ __forceinline__ void WriteRow(void* row, int head_dim_v, int lane, int half,
+                                         bool has_keys, float factor,
+                                         const float (&o)[Traits::kHeadDimV / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
+    const int c = n * 8 + (lane & 3) * 2;
+    if (c >= head_dim_v) continue;
+    const float x = has_keys ? o[n][2 * half] * factor : 0.0f;
+    const float y = has_keys ? o[n][2 * half + 1] * factor : 0.0f;
+    if constexpr (kFp32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(row) + c) = make_float2(x, y);
+    } else {
+      *reinterpret_cast<uint32_t*>(static_cast<typename Traits::T*>(row) + c) =
+          ptx::Element<typename Traits::T>::Pack(x, y);
+    }
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void WriteRows(const ForwardParams& p, const ForwardPlace& at,
+                                          ForwardState<Traits>& state) {
+  using T = typename Traits::T;
+  const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
+  const bool partial = p.splits > 1;  // the sink is the merge's
+  const float sink =
+      p.score.sinks != nullptr && !partial ? __ldg(p.score.sinks + at.h) : -CUDART_INF_F;
+  const int64_t lse_row0 = at.s.lse + at.h * p.lse_head;
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = state.sum[m][half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int i = RowOf<Traits>(at, m, half);
+      if (i >= at.s.rows_q) continue;
+      const bool valid = i < at.s.len_q, has_keys = valid && sum > 0.0f;
+      float lse = valid ? sink : -CUDART_INF_F, factor = 0.0f;  // without keys exactly the sink
+      if (has_keys) {
+        lse = FinishRow(state.max[m][half] * scale_log2, sum, sink, &factor);
+      }
+      if (partial) {
+        const int64_t row = at.split * p.partial_rows + lse_row0 + i;
+        WriteRow<Traits, true>(p.partial_out + row * p.head_dim_v, p.head_dim_v, at.lane, half,
+                               has_keys, factor, state.o[m]);
+        if ((at.lane & 3) == 0) p.partial_lse[row] = valid ? lse : CUDART_INF_F;
+        continue;
+      }
+      const int64_t row = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
+                          (at.s.q_token + i) * p.out_strides.token;
+      if (p.out_fp32) {
+        WriteRow<Traits, true>(static_cast<float*>(p.out) + row, p.head_dim_v, at.lane, half,
+                               has_keys, factor, state.o[m]);
+      } else {
+        WriteRow<Traits, false>(static_cast<T*>(p.out) + row, p.head_dim_v, at.lane, half, has_keys,
+                                factor, state.o[m]);
+      }
+      if ((at.lane & 3) == 0) p.lse[lse_row0 + i] = lse;
+    }
+  }
+}
+
+// Grid: tiles * splits * num_heads * batch, tiles fastest.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
+    Forward(const __grid_constant__ ForwardParams p) {
+  using T = typename Traits::T;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  extern __shared__ __align__(1024) char shared[];
+  ForwardPlace at;
+  uint32_t block = blockIdx.x;
+  const int tile = block % p.tiles;
+  block /= p.tiles;
+  at.split = block % p.splits;
+  block /= p.splits;
+  at.h = block % p.num_heads;
+  at.b = block / p.num_heads;
+  at.s = SequenceOf(p.sequences, at.b);
+  at.q0 = (p.causal_order ? p.tiles - 1 - tile : tile) * kBlockM;
+  if (at.q0 >= at.s.rows_q) return;
+  at.lane = threadIdx.x % 32;
+  at.warp = threadIdx.x / 32;
+  at.q_tile = ptx::SharedAddress(shared);
+  at.k_tile = at.q_tile + kBlockM * Traits::kQkChunks * 16;
+  at.v_tile = at.k_tile + kBlockN * Traits::kQkChunks * 16;
+  const int kv_head = at.h / (p.num_heads / p.num_kv_heads);
+  const T* q = static_cast<const T*>(p.q) + at.s.batch * p.q_strides.batch +
+               at.h * p.q_strides.head + (at.s.q_token + at.q0) * p.q_strides.token;
+  at.k =
+      reinterpret_cast<const char*>(static_cast<const T*>(p.k) + at.s.batch * p.k_strides.batch +
+                                    kv_head * p.k_strides.head + at.s.k_token * p.k_strides.token);
+  at.v =
+      reinterpret_cast<const char*>(static_cast<const T*>(p.v) + at.s.batch * p.v_strides.batch +
+                                    kv_head * p.v_strides.head + at.s.k_token * p.v_strides.token);
+  at.options = OptionsOf(p.score, at.s, at.b, at.h, p.num_heads);
+
+  ForwardState<Traits> state;
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
+      state.o[m][n][0] = state.o[m][n][1] = state.o[m][n][2] = state.o[m][n][3] = 0.0f;
+    }
+    state.max[m][0] = state.max[m][1] = -CUDART_INF_F;
+    state.sum[m][0] = state.sum[m][1] = 0.0f;
+  }
+
+  // Key tiles that some row sees: [n_min, n]; those that every row sees whole: [full_begin,
+  // full_end).
+  const int q_last = min(at.q0 + kBlockM, at.s.len_q) - 1;
+  const int key_end = min(at.s.len_k, q_last + at.s.off + p.score.window_right + 1);
+  int n_min = max(0, at.q0 + at.s.off - p.score.window_left) / kBlockN;
+  int n = q_last < at.q0 || key_end <= 0 ? -1 : (key_end + kBlockN - 1) / kBlockN - 1;
+  if (p.splits > 1) {
+    n_min = max(n_min, at.split * p.split_tiles);
+    n = min(n, (at.split + 1) * p.split_tiles - 1);
+  }
+  // A tile with rows beyond len_q is never full: those rows see nothing.
+  const int full_end =
+      at.q0 + kBlockM > at.s.len_q
+          ? 0
+          : max(0, min(at.s.len_k, at.q0 + at.s.off + p.score.window_right + 1)) / kBlockN;
+  const int full_begin = (max(0, q_last + at.s.off - p.score.window_left) + kBlockN - 1) / kBlockN;
+  constexpr uint32_t kSquares = (uint32_t{1} << (kBlockM / kMaskStep) * (kBlockN / kMaskStep)) - 1;
+  const bool has_mask = at.options.block_mask != nullptr;
+  uint32_t shown = kSquares;
+  if (has_mask) n = NextShownTile<Traits>(p, at, n, n_min, &shown);
+
+  if (n >= n_min) {
+    LoadTile<kBlockM, Traits::kQkChunks, Traits::kThreads, true>(
+        at.q_tile, reinterpret_cast<const char*>(q), p.q_strides.token * 2, at.s.len_q - at.q0,
+        p.head_dim / 8);
+    LoadTile<kBlockN, Traits::kQkChunks, Traits::kThreads, true>(
+        at.k_tile, at.k + static_cast<int64_t>(n) * kBlockN * p.k_strides.token * 2,
+        p.k_strides.token * 2, at.s.len_k - n * kBlockN, p.head_dim / 8);
+    ptx::CommitCopies();
+    const int lane = at.lane;
+    at.q_lane = at.q_tile + TileOffset<Traits::kQkChunks>(
+                                at.warp * 16 * Traits::kRowTiles + (lane & 15), lane >> 4);
+    at.k_lane =
+        at.k_tile + TileOffset<Traits::kQkChunks>((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+    at.v_lane = at.v_tile + TileOffset<Traits::kVChunks>(lane & 15, lane >> 4);
+    while (n >= n_min) {
+      uint32_t next_shown = kSquares;
+      int next = n - 1;
+      if (has_mask) next = NextShownTile<Traits>(p, at, n - 1, n_min, &next_shown);
+      const int fetch = next >= n_min ? next : -1;
+      if (n < full_end && n >= full_begin && shown == kSquares) {
+        KeyTile<Traits, false>(p, at, n, shown, fetch, state);
+      } else {
+        KeyTile<Traits, true>(p, at, n, shown, fetch, state);
+      }
+      n = next;
+      shown = next_shown;
+    }
+  }
+  WriteRows<Traits>(p, at, state);
+}
+
+}  // namespace attn::cuda::sm80
+
+#endif  // ATTN_KERNELS_CUDA_SM80_FORWARD_CUH_

@@ -1,0 +1,127 @@
+// KernelsOf(): what instance.cu.in instantiates.
+#ifndef ATTN_KERNELS_CUDA_SM80_KERNELS_CUH_
+#define ATTN_KERNELS_CUDA_SM80_KERNELS_CUH_
+
+#include <atomic>
+#include <type_traits>
+
+#include "kernels/cuda/sm80/backward.cuh"
+#include "kernels/cuda/sm80/decode.cuh"
+#include "kernels/cuda/sm80/forward.cuh"
+#include "kernels/cuda/sm80/launch.h"
+#include "kernels/cuda/sm80/query_gradient.cuh"
+#include "kernels/cuda/sm80/tiles.h"
+
+namespace attn::cuda::sm80 {
+
+// Lets a kernel use `bytes` of shared memory on the current device; asks the driver once per
+// device.
+template <class Kernel>
+cudaError_t AllowShared(Kernel kernel, int bytes, std::atomic<uint64_t>* allowed) {
+  int device = 0;
+  if (cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if ((allowed->load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
+  const cudaError_t e =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (e == cudaSuccess) allowed->fetch_or(bit, std::memory_order_relaxed);
+  return e;
+}
+
+template <DType kType, int kHeadDim, int kHeadDimV>
+class Launcher {
+  using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
+  using Table = Tiles<kHeadDim, kHeadDimV>;
+  template <bool kOptions>
+  using ForwardOf = ForwardTraits<T, typename Table::Forward, kOptions>;
+  template <bool kOptions>
+  using BackwardOf = BackwardTraits<T, typename Table::Backward, kOptions>;
+  template <bool kOptions>
+  using DecodeOf = DecodeTraits<T, typename Table::Decode, kOptions>;
+  template <bool kRowDot>
+  using GradientOf = QueryGradientTraits<T, typename Table::QueryGradient, kRowDot>;
+
+  template <class Traits, class Kernel, class Params>
+  static cudaError_t Run(Kernel kernel, int64_t blocks, const Params& params, cudaStream_t stream) {
+    static std::atomic<uint64_t> allowed{0};
+    if (blocks == 0) return cudaSuccess;
+    if (cudaError_t e = AllowShared(kernel, Traits::kSharedBytes, &allowed); e != cudaSuccess) {
+      return e;
+    }
+    kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(
+        params);
+    return cudaGetLastError();
+  }
+
+  static cudaError_t RunForward(const ForwardParams& p, bool options, cudaStream_t stream) {
+    const int64_t blocks = int64_t{p.tiles} * p.splits * p.num_heads * p.sequences.batch;
+    return options ? Run<ForwardOf<true>>(&Forward<ForwardOf<true>>, blocks, p, stream)
+                   : Run<ForwardOf<false>>(&Forward<ForwardOf<false>>, blocks, p, stream);
+  }
+
+  static cudaError_t RunDecode(const ForwardParams& p, bool options, cudaStream_t stream) {
+    const int64_t blocks = int64_t{p.splits} * p.tiles * p.num_kv_heads * p.sequences.batch;
+    return options ? Run<DecodeOf<true>>(&Decode<DecodeOf<true>>, blocks, p, stream)
+                   : Run<DecodeOf<false>>(&Decode<DecodeOf<false>>, blocks, p, stream);
+  }
+
+  static cudaError_t RunPrepare(const BackwardParams& p, cudaStream_t stream) {
+    const int64_t blocks = int64_t{p.prepare_blocks} * p.num_heads * p.sequences.batch;
+    if (blocks == 0) return cudaSuccess;
+    Prepare<T, kHeadDim><<<static_cast<unsigned>(blocks), kPrepareRows * 8, 0, stream>>>(p);
+    return cudaGetLastError();
+  }
+
+  static cudaError_t RunBackward(const BackwardParams& p, bool options, cudaStream_t stream) {
+    const int64_t blocks = int64_t{p.key_tiles} * p.kv_count * p.batch_count;
+    return options ? Run<BackwardOf<true>>(&Backward<BackwardOf<true>>, blocks, p, stream)
+                   : Run<BackwardOf<false>>(&Backward<BackwardOf<false>>, blocks, p, stream);
+  }
+
+  static cudaError_t RunFinish(const BackwardParams& p, cudaStream_t stream) {
+    using Traits = BackwardOf<false>;
+    const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
+    if (blocks == 0) return cudaSuccess;
+    Finish<Traits><<<static_cast<unsigned>(blocks), Traits::kThreads, 0, stream>>>(p);
+    return cudaGetLastError();
+  }
+
+  template <bool kRowDot>
+  static cudaError_t RunQueryGradient(const BackwardParams& p, cudaStream_t stream) {
+    using Traits = GradientOf<kRowDot>;
+    const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
+    return Run<Traits>(&QueryGradient<Traits>, blocks, p, stream);
+  }
+
+ public:
+  static constexpr Kernels kKernels = {
+      .tile = {.head_dim = kHeadDim,
+               .head_dim_v = kHeadDimV,
+               .forward_queries = Table::Forward::kBlockM,
+               .forward_keys = Table::Forward::kBlockN,
+               .forward_shared_bytes = ForwardOf<false>::kSharedBytes,
+               .forward_blocks_per_sm = Table::Forward::kMinBlocks,
+               .decode_shared_bytes = DecodeOf<false>::kSharedBytes,
+               .decode_blocks_per_sm = Table::Decode::kMinBlocks,
+               .backward_queries = Table::Backward::kBlockM,
+               .backward_keys = Table::Backward::kBlockN,
+               .backward_shared_bytes = BackwardOf<false>::kSharedBytes,
+               .gradient_queries = GradientOf<false>::kBlockM,
+               .gradient_shared_bytes = GradientOf<false>::kSharedBytes},
+      .forward = &RunForward,
+      .decode = &RunDecode,
+      .prepare = &RunPrepare,
+      .backward = &RunBackward,
+      .finish = &RunFinish,
+      .query_gradient = &RunQueryGradient<false>,
+      .row_dot = &RunQueryGradient<true>};
+};
+
+template <DType kType, int kHeadDim, int kHeadDimV>
+const Kernels& KernelsOf() {
+  return Launcher<kType, kHeadDim, kHeadDimV>::kKernels;
+}
+
+}  // namespace attn::cuda::sm80
+
+#endif  // ATTN_KERNELS_CUDA_SM80_KERNELS_CUH_
