@@ -41,11 +41,28 @@ struct TrafficCounters {
   std::atomic<uint64_t> stored_bytes{0};
 };
 
+// Where a call on a device spent its time, and what it moved over the bus. Filled in by backends of
+// DeviceKind::kCuda.
+struct DeviceTimes {
+  int device_index = -1;  // as the CUDA runtime counts; -1: the call was answered without a device
+  uint64_t queue_ns = 0;  // waiting for a device's lane and memory
+  uint64_t host_to_device_ns = 0;
+  uint64_t kernel_ns = 0;  // by the device's clock; calls that share the device slow each other
+  uint64_t device_to_host_ns = 0;
+  uint64_t host_to_device_bytes = 0;
+  uint64_t device_to_host_bytes = 0;
+};
+
 // What a call runs with. The caller owns everything and keeps it alive until the call returns.
 struct RunContext {
-  std::span<std::byte> workspace;       // at least WorkspaceBytes(), 64-byte aligned, uninitialised
+  // At least WorkspaceBytes(), 64-byte aligned, uninitialised. Empty where WorkspaceOnDevice().
+  std::span<std::byte> workspace = {};
   const CancelToken* cancel = nullptr;  // null: never; looked at between tiles
   TrafficCounters* counters = nullptr;  // null: do not count
+  // Backends on devices only.
+  DeviceTimes* device_times = nullptr;  // null: not wanted
+  int device_index = -1;                // run on this device, as the CUDA runtime counts; -1: any
+  bool poison = false;                  // outputs and scratch memory are NaN before the kernels run
 };
 
 // The traffic of a path's own loop nest. Masked-out tiles are not counted, as they are not
@@ -68,7 +85,8 @@ class Backend {
   virtual PathId path() const = 0;
 
   // Appends every reason why this path cannot take the problem. Looks at nothing but its arguments
-  // and the device properties the backend was made with. WORKSPACE_LIMIT is SelectPath's to add.
+  // and the device properties the backend was made with. WORKSPACE_LIMIT is SelectPath's to add,
+  // except where WorkspaceOnDevice().
   virtual void AppendRejections(const AttentionProblem& problem, Pass pass,
                                 std::vector<Rejection>* rejections) const = 0;
 
@@ -77,6 +95,11 @@ class Backend {
 
   // Scratch memory of one call, bytes.
   virtual int64_t WorkspaceBytes(const AttentionProblem& problem, Pass pass) const = 0;
+
+  // Whether the scratch memory is the device's, which the backend finds for itself: the caller
+  // gives none, and the limit that holds is the device's (AppendRejections() then adds
+  // WORKSPACE_LIMIT).
+  virtual bool WorkspaceOnDevice() const { return false; }
 
   virtual TileModel Model(const AttentionProblem& problem, Pass pass) const = 0;
 

@@ -90,7 +90,7 @@ std::vector<Rejection> RejectionsOf(const PathCandidate& candidate, const Attent
   const size_t before = rejections.size();
   candidate.backend->AppendRejections(problem, pass, &rejections);
   // The scratch memory of a problem that the backend cannot run means nothing.
-  if (rejections.size() == before) {
+  if (rejections.size() == before && !candidate.backend->WorkspaceOnDevice()) {
     const int64_t needed = candidate.backend->WorkspaceBytes(problem, pass);
     if (needed > workspace_limit_bytes) {
       rejections.push_back(

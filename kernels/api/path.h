@@ -96,7 +96,8 @@ struct PathChoice {
 
 // Chooses the first candidate that has no reason against it. Candidates are fastest first. On a
 // host where any candidate of DeviceKind::kCuda has a backend, a CPU path never satisfies
-// kRequireFlash. Pure and thread-safe.
+// kRequireFlash. `workspace_limit_bytes` is host memory: it does not concern backends whose scratch
+// memory is the device's. Pure and thread-safe.
 PathChoice SelectPath(const AttentionProblem& problem, Pass pass, const PathPolicy& policy,
                       std::span<const PathCandidate> candidates, int64_t workspace_limit_bytes);
 

@@ -60,35 +60,34 @@ __device__ __forceinline__ HeadOptions OptionsOf(const ScoreParams& p, const Dev
   return o;
 }
 
-// Score of (i, j) from the raw product; *cap_slope becomes the softcap's derivative, 1 - tanh^2.
-// (i, j) must be inside the sequence where there is a bias.
+// softcap * tanh(t / softcap); *slope becomes its derivative, 1 - tanh^2.
 template <bool kWithSlope>
-__device__ __forceinline__ float Score(const ScoreParams& p, const HeadOptions& o, float raw, int i,
-                                       int j, int off, float* cap_slope) {
+__device__ __forceinline__ float SoftCap(float softcap, float t, float* slope) {
+  const float tanh_t = tanhf(t / softcap);
+  if constexpr (kWithSlope) {
+    // 4e / (1 + e)^2 with e = exp(-2|x|) stays relatively exact in saturation, where 1 - tanh^2
+    // cancels.
+    const float e = expf(-2.0f * fabsf(t / softcap));
+    *slope = 4.0f * e / ((1.0f + e) * (1.0f + e));
+  }
+  return softcap * tanh_t;
+}
+
+// Score of (i, j) in log2 units from the raw product; *cap_slope becomes the softcap's derivative,
+// 1 - tanh^2. (i, j) must be inside the sequence where there is a bias.
+template <bool kWithSlope>
+__device__ __forceinline__ float Score2(const ScoreParams& p, const HeadOptions& o, float raw,
+                                        int i, int j, int off, float* cap_slope) {
   float t = raw * p.scale;
   if (p.softcap > 0.0f) {
-    const float tanh_t = tanhf(t / p.softcap);
-    if constexpr (kWithSlope) {
-      // 4e / (1 + e)^2 with e = exp(-2|x|) stays relatively exact in saturation, where 1 - tanh^2
-      // cancels.
-      const float e = expf(-2.0f * fabsf(t / p.softcap));
-      *cap_slope = 4.0f * e / ((1.0f + e) * (1.0f + e));
-    }
-    t = p.softcap * tanh_t;
+    t = SoftCap<kWithSlope>(p.softcap, t, cap_slope);
   } else if constexpr (kWithSlope) {
     *cap_slope = 1.0f;
   }
   if (p.bias_type != BiasType::kNone)
     t += LoadBias(p, o.bias_row0 + static_cast<int64_t>(i) * p.bias_cols + j);
   if (o.slope != 0.0f) t -= o.slope * fabsf(static_cast<float>(i + off - j));
-  return t;
-}
-
-// The same in log2 units.
-template <bool kWithSlope>
-__device__ __forceinline__ float Score2(const ScoreParams& p, const HeadOptions& o, float raw,
-                                        int i, int j, int off, float* cap_slope) {
-  return Score<kWithSlope>(p, o, raw, i, j, off, cap_slope) * kLog2E;
+  return t * kLog2E;
 }
 
 // Blocks of the mask are multiples of this, so each kMaskStep x kMaskStep square of a tile is shown

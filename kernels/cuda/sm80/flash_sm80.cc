@@ -82,7 +82,8 @@ ForwardParams MakeForwardParams(const AttentionProblem& p, const ForwardTensors&
 }
 
 BackwardParams MakeBackwardParams(const AttentionProblem& p, const BackwardTensors& t,
-                                  const Launch& launch, const TileInfo& tile) {
+                                  const Launch& launch, const TileInfo& tile,
+                                  const BackwardKernels& kernels) {
   const BackwardWorkspace workspace = PlanBackwardWorkspace(p, tile);
   const auto contiguous = [&p](int64_t seqlen, int64_t heads, int64_t dim) {
     return ContiguousStrides(p, seqlen, heads, dim);
@@ -127,8 +128,8 @@ BackwardParams MakeBackwardParams(const AttentionProblem& p, const BackwardTenso
           .kv_count = static_cast<int32_t>(p.num_kv_heads),
           .prepare_blocks = static_cast<int32_t>(CeilDiv(p.seqlen_q, kRowPadding) * kRowPadding /
                                                  kPrepareRowsPerBlock),
-          .query_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_q, tile.backward_queries)),
-          .key_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_k, tile.backward_keys)),
+          .query_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_q, kernels.queries)),
+          .key_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_k, kernels.keys)),
           .score = MakeScoreParams(p)};
 }
 
@@ -160,10 +161,10 @@ class FlashSm80Path final : public DevicePath {
                  Cat("dout ", Name(p.bwd_dout_dtype), " with q ", Name(p.dtype)));
     }
     if (rejections->size() > before) return;
-    const TileInfo& tile = KernelsFor(p).tile;
-    const int shared = pass == Pass::kForward
-                           ? tile.forward_shared_bytes
-                           : std::max(tile.backward_shared_bytes, tile.gradient_shared_bytes);
+    const Kernels& kernels = KernelsFor(p);
+    const TileInfo& tile = kernels.tile;
+    const int shared =
+        pass == Pass::kForward ? tile.forward_shared_bytes : BackwardShared(p, kernels, device);
     if (shared > device.shared_bytes) {
       reject.Add(Reason::kArchUnsupported, Cat("needs ", shared, " bytes of shared memory > ",
                                                device.shared_bytes, " of the device"));
@@ -204,7 +205,7 @@ class FlashSm80Path final : public DevicePath {
                   const DeviceProperties& device) const override {
     const TileInfo& tile = KernelsFor(p).tile;
     return pass == Pass::kForward ? ModelForward(p, tile, PlanForward(p, tile, device))
-                                  : ModelBackward(p, tile);
+                                  : ModelBackward(p, tile, BackwardFor(KernelsFor(p), device));
   }
 
   absl::Status Forward(const AttentionProblem& p, const ForwardTensors& tensors,
@@ -224,7 +225,8 @@ class FlashSm80Path final : public DevicePath {
   absl::Status Backward(const AttentionProblem& p, const BackwardTensors& tensors,
                         const Launch& launch) const override {
     const Kernels& kernels = KernelsFor(p);
-    BackwardParams params = MakeBackwardParams(p, tensors, launch, kernels.tile);
+    const BackwardKernels& tiled = BackwardFor(kernels, *launch.device);
+    const BackwardParams params = MakeBackwardParams(p, tensors, launch, kernels.tile, tiled);
     if (params.dbias != nullptr) {
       const size_t bytes = static_cast<size_t>(DbiasElements(p)) * sizeof(float);
       if (absl::Status s =
@@ -245,20 +247,27 @@ class FlashSm80Path final : public DevicePath {
         return s;
       }
     }
-    if (absl::Status s = RunSlices(p, params, kernels, launch.stream); !s.ok()) return s;
+    if (absl::Status s = RunSlices(p, params, tiled, launch.stream); !s.ok()) return s;
     const cudaError_t error = p.deterministic ? kernels.query_gradient(by_rows, launch.stream)
-                                              : kernels.finish(params, launch.stream);
+                                              : tiled.finish(params, launch.stream);
     if (absl::Status s = ToStatus(error, "flash_sm80 dq"); !s.ok()) return s;
     if (params.dsink == nullptr) return absl::OkStatus();
     return ToStatus(LaunchSinkGradient(params, launch.stream), "flash_sm80 dsink");
   }
 
  private:
+  static int BackwardShared(const AttentionProblem& p, const Kernels& kernels,
+                            const DeviceProperties& device) {
+    const int backward = BackwardFor(kernels, device).shared_bytes;
+    return p.deterministic || p.bias ? std::max(backward, kernels.tile.gradient_shared_bytes)
+                                     : backward;
+  }
+
   // One launch of Backward; but where several thread blocks would add to one element of dbias and
   // the order must not matter, one launch after another for each sequence or kv head that shares
   // it.
   static absl::Status RunSlices(const AttentionProblem& p, BackwardParams params,
-                                const Kernels& kernels, cudaStream_t stream) {
+                                const BackwardKernels& kernels, cudaStream_t stream) {
     int32_t batch_step = params.batch_count, kv_step = params.kv_count;
     if (params.dbias != nullptr) {
       const bool batch_shared = p.bias->batch == 1 && p.layout == Layout::kBshd && p.batch > 1;

@@ -34,8 +34,8 @@ class Launcher {
   using Table = Tiles<kHeadDim, kHeadDimV>;
   template <bool kOptions>
   using ForwardOf = ForwardTraits<T, typename Table::Forward, kOptions>;
-  template <bool kOptions>
-  using BackwardOf = BackwardTraits<T, typename Table::Backward, kOptions>;
+  template <class Tile, bool kOptions>
+  using BackwardOf = BackwardTraits<T, Tile, kOptions>;
   template <bool kOptions>
   using DecodeOf = DecodeTraits<T, typename Table::Decode, kOptions>;
   template <bool kRowDot>
@@ -72,18 +72,31 @@ class Launcher {
     return cudaGetLastError();
   }
 
+  template <class Tile>
   static cudaError_t RunBackward(const BackwardParams& p, bool options, cudaStream_t stream) {
+    using Plain = BackwardOf<Tile, false>;
+    using Optional = BackwardOf<Tile, true>;
     const int64_t blocks = int64_t{p.key_tiles} * p.kv_count * p.batch_count;
-    return options ? Run<BackwardOf<true>>(&Backward<BackwardOf<true>>, blocks, p, stream)
-                   : Run<BackwardOf<false>>(&Backward<BackwardOf<false>>, blocks, p, stream);
+    return options ? Run<Optional>(&Backward<Optional>, blocks, p, stream)
+                   : Run<Plain>(&Backward<Plain>, blocks, p, stream);
   }
 
+  template <class Tile>
   static cudaError_t RunFinish(const BackwardParams& p, cudaStream_t stream) {
-    using Traits = BackwardOf<false>;
+    using Traits = BackwardOf<Tile, false>;
     const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
     if (blocks == 0) return cudaSuccess;
     Finish<Traits><<<static_cast<unsigned>(blocks), Traits::kThreads, 0, stream>>>(p);
     return cudaGetLastError();
+  }
+
+  template <class Tile>
+  static constexpr BackwardKernels BackwardKernelsOf() {
+    return {.queries = Tile::kBlockM,
+            .keys = Tile::kBlockN,
+            .shared_bytes = BackwardOf<Tile, false>::kSharedBytes,
+            .backward = &RunBackward<Tile>,
+            .finish = &RunFinish<Tile>};
   }
 
   template <bool kRowDot>
@@ -103,16 +116,13 @@ class Launcher {
                .forward_blocks_per_sm = Table::Forward::kMinBlocks,
                .decode_shared_bytes = DecodeOf<false>::kSharedBytes,
                .decode_blocks_per_sm = Table::Decode::kMinBlocks,
-               .backward_queries = Table::Backward::kBlockM,
-               .backward_keys = Table::Backward::kBlockN,
-               .backward_shared_bytes = BackwardOf<false>::kSharedBytes,
                .gradient_queries = GradientOf<false>::kBlockM,
                .gradient_shared_bytes = GradientOf<false>::kSharedBytes},
       .forward = &RunForward,
       .decode = &RunDecode,
       .prepare = &RunPrepare,
-      .backward = &RunBackward,
-      .finish = &RunFinish,
+      .wide = BackwardKernelsOf<typename Table::Backward>(),
+      .compact = BackwardKernelsOf<typename Table::CompactBackward>(),
       .query_gradient = &RunQueryGradient<false>,
       .row_dot = &RunQueryGradient<true>};
 };

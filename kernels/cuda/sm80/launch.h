@@ -15,8 +15,14 @@ struct TileInfo {
   int head_dim, head_dim_v;  // of the tile
   int forward_queries, forward_keys, forward_shared_bytes, forward_blocks_per_sm;
   int decode_shared_bytes, decode_blocks_per_sm;
-  int backward_queries, backward_keys, backward_shared_bytes;
   int gradient_queries, gradient_shared_bytes;  // QueryGradient
+};
+
+// Backward and Finish of one tile.
+struct BackwardKernels {
+  int queries, keys, shared_bytes;
+  cudaError_t (*backward)(const BackwardParams& params, bool options, cudaStream_t stream);
+  cudaError_t (*finish)(const BackwardParams& params, cudaStream_t stream);
 };
 
 // Kernels of one element type and tile. All enqueue on the stream and return the launch's error.
@@ -29,8 +35,7 @@ struct Kernels {
   // Prepare, then where there is a dbias row_dot, then Backward once for each slice of `params`,
   // then QueryGradient or Finish. query_gradient and row_dot count query_tiles in their own tiles.
   cudaError_t (*prepare)(const BackwardParams& params, cudaStream_t stream);
-  cudaError_t (*backward)(const BackwardParams& params, bool options, cudaStream_t stream);
-  cudaError_t (*finish)(const BackwardParams& params, cudaStream_t stream);
+  BackwardKernels wide, compact;
   cudaError_t (*query_gradient)(const BackwardParams& params, cudaStream_t stream);
   cudaError_t (*row_dot)(const BackwardParams& params, cudaStream_t stream);  // after prepare
 };

@@ -93,6 +93,12 @@ const Kernels& KernelsFor(const AttentionProblem& p) {
                                  : KernelsForDims<DType::kFp16>(p.head_dim, p.head_dim_v);
 }
 
+const BackwardKernels& BackwardFor(const Kernels& kernels, const DeviceProperties& device) {
+  const bool compact = kernels.wide.shared_bytes > device.shared_bytes &&
+                       kernels.compact.shared_bytes <= device.shared_bytes;
+  return compact ? kernels.compact : kernels.wide;
+}
+
 bool NeedsOptions(const AttentionProblem& p) {
   return p.softcap > 0.0f || p.alibi || p.bias || p.dropout || !(p.softmax_scale > 0.0f);
 }
@@ -181,7 +187,8 @@ TileModel ModelForward(const AttentionProblem& p, const TileInfo& tile, const Fo
   return model;
 }
 
-TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile) {
+TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile,
+                        const BackwardKernels& kernels) {
   const Bytes bytes(p);
   const int64_t out_row = p.head_dim_v * SizeOf(p.bwd_out_dtype);
   const int64_t accumulator_row = int64_t{tile.head_dim} * 4;
@@ -192,16 +199,15 @@ TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile) {
     int64_t loaded = s.len_q * (out_row + bytes.v_row + (p.has_dlse ? 8 : 4));
     int64_t stored = padded * 8;
     // Backward: q, dout, lse2 and delta once per pair of tiles; dq added to the accumulator.
-    ForQueryTiles(p, b, h, tile.backward_queries, tile.backward_keys,
-                  [&](int64_t rows, int64_t keys, int64_t tiles) {
-                    loaded += tiles * (rows * (bytes.q_row + bytes.v_row) +
-                                       tile.backward_queries * int64_t{8});
-                    if (!p.deterministic) stored += tiles * tile.backward_queries * accumulator_row;
-                    if (p.bias) {
-                      loaded += rows * keys * (SizeOf(p.bias->dtype) + 4);
-                      stored += rows * keys * 4;
-                    }
-                  });
+    ForQueryTiles(
+        p, b, h, kernels.queries, kernels.keys, [&](int64_t rows, int64_t keys, int64_t tiles) {
+          loaded += tiles * (rows * (bytes.q_row + bytes.v_row) + kernels.queries * int64_t{8});
+          if (!p.deterministic) stored += tiles * kernels.queries * accumulator_row;
+          if (p.bias) {
+            loaded += rows * keys * (SizeOf(p.bias->dtype) + 4);
+            stored += rows * keys * 4;
+          }
+        });
     // k, v, dk, dv once per kv head.
     if (h % p.group() == 0) {
       loaded += s.len_k * (bytes.k_row + bytes.v_row);
@@ -220,14 +226,14 @@ TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile) {
       });
     } else {
       stored += padded * accumulator_row;  // zeroes
-      loaded += CeilDiv(s.rows_q, tile.backward_queries) * tile.backward_queries * accumulator_row;
+      loaded += CeilDiv(s.rows_q, kernels.queries) * kernels.queries * accumulator_row;
     }
     stored += s.rows_q * p.head_dim * bytes.grad;
     return TileModel{.loaded_bytes = static_cast<uint64_t>(loaded),
                      .stored_bytes = static_cast<uint64_t>(stored)};
   });
-  model.tile_q = tile.backward_queries;
-  model.tile_k = tile.backward_keys;
+  model.tile_q = kernels.queries;
+  model.tile_k = kernels.keys;
   model.on_chip_elements = (model.tile_q + 2 * model.tile_k) * (tile.head_dim + tile.head_dim_v) +
                            2 * model.tile_q * model.tile_k;
   return model;

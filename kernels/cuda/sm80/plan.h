@@ -15,6 +15,10 @@ namespace attn::cuda::sm80 {
 // or BF16; head dims are at most 256.
 const Kernels& KernelsFor(const AttentionProblem& p);
 
+// Those of its Backward kernels that the device has the shared memory for; wide, if it has for
+// neither.
+const BackwardKernels& BackwardFor(const Kernels& kernels, const DeviceProperties& device);
+
 // Whether the call needs the kernels with options: softcap, ALiBi, bias, dropout, or a scale that
 // is not positive.
 bool NeedsOptions(const AttentionProblem& p);
@@ -44,7 +48,8 @@ BackwardWorkspace PlanBackwardWorkspace(const AttentionProblem& p, const TileInf
 
 // L2 to multiprocessor traffic: what the loop nests load and store, tile by tile.
 TileModel ModelForward(const AttentionProblem& p, const TileInfo& tile, const ForwardPlan& plan);
-TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile);
+TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile,
+                        const BackwardKernels& kernels);
 
 }  // namespace attn::cuda::sm80
 

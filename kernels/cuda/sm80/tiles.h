@@ -53,6 +53,7 @@ struct Tiles<64, 64> {
   using Decode = DecodeTile<64, 64, 3, 4>;
   using Forward = ForwardTile<64, 64, 128, 128, 4, 2>;
   using Backward = BackwardTile<64, 64, 128, 128, 8, 4, 4, 4, 2>;
+  using CompactBackward = BackwardTile<64, 64, 64, 64, 8, 2, 2, 2, 2>;
   using QueryGradient = ForwardTile<64, 64, 64, 64, 4, 2>;
 };
 template <>
@@ -60,6 +61,7 @@ struct Tiles<96, 96> {
   using Decode = DecodeTile<96, 96, 3, 2>;
   using Forward = ForwardTile<96, 96, 128, 64, 4, 2>;
   using Backward = BackwardTile<96, 96, 64, 128, 8, 4, 4, 4, 2>;
+  using CompactBackward = BackwardTile<96, 96, 64, 64, 8, 2, 4, 4, 2>;
   using QueryGradient = ForwardTile<96, 96, 64, 64, 4, 2>;
 };
 template <>
@@ -67,6 +69,7 @@ struct Tiles<128, 128> {
   using Decode = DecodeTile<128, 128, 2, 3>;
   using Forward = ForwardTile<128, 128, 128, 64, 4, 2>;
   using Backward = BackwardTile<128, 128, 64, 128, 8, 4, 2, 2, 2>;
+  using CompactBackward = BackwardTile<128, 128, 64, 64, 8, 2, 2, 2, 1>;
   using QueryGradient = ForwardTile<128, 128, 64, 64, 4, 2>;
 };
 template <>
@@ -74,6 +77,7 @@ struct Tiles<192, 128> {
   using Decode = DecodeTile<192, 128, 2, 2>;
   using Forward = ForwardTile<192, 128, 64, 64, 4, 2>;
   using Backward = BackwardTile<192, 128, 64, 64, 8, 2, 2, 2, 2>;
+  using CompactBackward = BackwardTile<192, 128, 64, 64, 8, 2, 2, 2, 1>;
   using QueryGradient = ForwardTile<192, 128, 64, 64, 4, 1>;
 };
 template <>
@@ -81,6 +85,7 @@ struct Tiles<256, 256> {
   using Decode = DecodeTile<256, 256, 2, 1>;
   using Forward = ForwardTile<256, 256, 64, 64, 4, 2>;
   using Backward = BackwardTile<256, 256, 64, 64, 8, 2, 2, 2, 2>;
+  using CompactBackward = BackwardTile<256, 256, 64, 64, 8, 2, 2, 2, 1>;
   using QueryGradient = ForwardTile<256, 256, 64, 64, 4, 1>;
 };
 

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Times the CUDA paths beside cuDNN and FlashAttention-2 in one process, and writes JSON.
+
+usage: bench.py [--out DIR] [--pause SECONDS] [--path NAME] [--cells PATTERN...] BENCH...
+BENCH: sweep decode gpt2 block-sparse memory deterministic, or all. PATTERN: shell pattern over
+cell names such as bwd_d128_causal_s4096 (sweep) or b16_k16384 (decode).
+Needs torch with CUDA, and ATTN_DEVICE_LIBRARY (libattn_device.so)."""
+
+import argparse
+import os
+import sys
+import traceback
+
+import torch
+
+import bench_cases
+import bench_sweep
+import measure
+from attn_device import Library
+
+# Name on the command line: function, name of its result.
+BENCHES = {
+    "sweep": (bench_sweep.sweep, "sm80-vs-fa2"),
+    "decode": (bench_sweep.decode, "decode"),
+    "gpt2": (bench_cases.gpt2, "gpt2-medium"),
+    "block-sparse": (bench_cases.block_sparse, "block-sparse"),
+    "memory": (bench_cases.memory, "gpu-memory"),
+    "deterministic": (bench_cases.deterministic, "deterministic"),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default="results")
+    parser.add_argument("--pause", type=float, default=0.2)
+    parser.add_argument("--path", default="flash_sm80", help="the path of sweep and decode")
+    parser.add_argument("--cells", nargs="*", default=[])
+    parser.add_argument("--bench", "--only", nargs="*", default=[])
+    parser.add_argument("benches", nargs="*", metavar="BENCH")
+    args = parser.parse_args()
+    names = args.benches + args.bench or ["sweep", "decode"]
+    if names == ["all"]:
+        names = list(BENCHES)
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        parser.error(f"unknown bench {unknown[0]}; benches: {' '.join(BENCHES)}")
+    torch.manual_seed(0)
+    lib = Library(os.environ.get("ATTN_DEVICE_LIBRARY"))
+    timer = measure.Timer(pause=args.pause)
+    failed = 0
+    for name in names:
+        run, result_name = BENCHES[name]
+        print(f"----- {name}", flush=True)
+        try:
+            result = run(lib, timer, args)
+        except Exception:  # the next one may still answer
+            traceback.print_exc()
+            failed += 1
+            continue
+        measure.write_result(args.out, result_name, result, timer.method())
+        torch.cuda.empty_cache()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
