@@ -2,18 +2,17 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
-#include "kernels/cpu/backends.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/api/text.h"
+#include "kernels/cpu/thread_pool.h"
+#include "server/backends.h"
 #include "server/config/config.h"
 #include "server/config/log.h"
+#include "server/execution/allocator.h"
 #include "server/rpc/server.h"
 
 namespace attn::server {
@@ -21,17 +20,9 @@ namespace {
 
 constexpr int kExitUsage = 2;
 constexpr int kExitFailed = 1;
-
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(':');
-    if (absl::StartsWith(line, "model name") && colon != std::string::npos) {
-      return std::string(absl::StripAsciiWhitespace(line.substr(colon + 1)));
-    }
-  }
-  return "CPU";
-}
+// gRPC reads into slices of 64 KiB. With tcmalloc's default of 32 MiB its threads come to cache
+// some 20 MiB of them, which no other thread can give back when the server is at rest.
+constexpr size_t kThreadCacheBytes = size_t{8} << 20;
 
 // A thread that waits for SIGTERM and SIGINT, which every thread of the process has blocked: no
 // handler runs, so nothing needs to be async-signal-safe.
@@ -87,9 +78,10 @@ class SignalThread {
 int PrintSelfTest(const std::vector<SelfTestResult>& results) {
   int failed = 0;
   for (const SelfTestResult& r : results) {
-    std::printf("%-14s %-8s %-4s %s\n", std::string(Name(r.path)).c_str(),
+    const std::string device = r.device < 0 ? "" : Cat("cuda:", r.device, " ");
+    std::printf("%-14s %-8s %-4s %s%s\n", std::string(Name(r.path)).c_str(),
                 std::string(Name(r.pass)).c_str(), std::string(Name(r.dtype)).c_str(),
-                r.status.ok() ? "passed" : r.status.ToString().c_str());
+                device.c_str(), r.status.ok() ? "passed" : r.status.ToString().c_str());
     failed += r.status.ok() ? 0 : 1;
   }
   return failed > 0 || results.empty() ? kExitFailed : 0;
@@ -119,33 +111,37 @@ int Main(int argc, char** argv) {
     return 0;
   }
   Config config = command_line->config;
+  const bool own_workers = config.executor_workers == 0;
   config.Resolve(AvailableMemoryBytes());
   if (config.check_config) {
     std::fputs(config.ToFileText().c_str(), stdout);
     return 0;
   }
+  BoundThreadCaches(kThreadCacheBytes);
   log::Init(config.log_level, config.log_format);
   SignalThread::Block();
 
   ThreadPool pool(config.threads);
-  std::vector<std::unique_ptr<Backend>> backends;
-  backends.push_back(MakeFlashCpuBackend(&pool));
-  backends.push_back(MakeStandardCpuBackend(&pool));
+  absl::StatusOr<Backends> backends = MakeBackends(config, &pool);
+  if (!backends.ok()) {
+    std::fprintf(stderr, "attnd: %s\n", std::string(backends.status().message()).c_str());
+    return kExitUsage;
+  }
   if (config.self_test_only) {
-    absl::StatusOr<PathTable> paths =
-        PathTable::Create(std::move(backends), config.disable_path, config.cpu_fallback);
-    if (paths.ok()) return PrintSelfTest(SelfTestAll(&*paths));
+    absl::StatusOr<PathTable> paths = PathTable::Create(
+        std::move(backends->backends), config.disable_path, config.cpu_fallback, backends->absent);
+    if (paths.ok()) return PrintSelfTest(SelfTestAll(&*paths, CudaIndices(backends->devices)));
     std::fprintf(stderr, "attnd: %s\n", std::string(paths.status().message()).c_str());
     return kExitUsage;
   }
+  // Two more than calls can be under way on devices: they bring in what comes next.
+  if (own_workers && backends->lanes > 0) config.executor_workers = backends->lanes + 2;
 
-  ServerOptions options{.config = config, .backends = std::move(backends), .devices = {}};
-  ::attention::v1::DeviceInfo& cpu = options.devices.emplace_back();
-  cpu.set_kind(::attention::v1::DEVICE_KIND_CPU);
-  cpu.set_name(CpuName());
-  cpu.set_memory_bytes(AvailableMemoryBytes());
-  cpu.set_cores(static_cast<uint32_t>(pool.num_workers()));
-  cpu.set_isa(std::string(Name(ChosenSimdTarget())));
+  ServerOptions options{.config = config,
+                        .backends = std::move(backends->backends),
+                        .absent = std::move(backends->absent),
+                        .devices = std::move(backends->devices),
+                        .device_hooks = std::move(backends->hooks)};
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(options));
   if (!server.ok()) {
     log::Error("cannot start", {{"error", server.status().message()}});

@@ -263,7 +263,8 @@ std::string Times(const Page& page) {
   const double rate = CopyBytesPerSecond(page);
   const double standard =
       rate > 0 ? static_cast<double>(page.plan.traffic().standard_bytes()) / rate * 1e9 : 0;
-  const double most = std::max({compute, memory, standard});
+  const double bus = static_cast<double>(page.plan.predicted_transfer_ns());
+  const double most = std::max({compute, memory, standard, bus});
   const auto add = [&](const std::string& name, double nanos, const std::string& note) {
     text += TrimmedLine(Cat("  ", PadRight(name, 20), Bar(nanos / most, 24, style), " ",
                             PadLeft(nanos > 0 ? FormatNanos(nanos, style) : "-", 9), "  ", note));
@@ -273,6 +274,7 @@ std::string Times(const Page& page) {
       compute > 0 ? FormatSi(static_cast<double>(page.plan.flops()), "FLOP") : unmeasured);
   add("moving bytes", memory, memory > 0 ? "" : unmeasured);
   if (page.flash() && standard > 0) add("moving, if standard", standard, "");
+  if (bus > 0) add("over the bus", bus, "to the device and back; not in the prediction");
   for (const std::string& line :
        Wrap(Cat("predicted ", FormatNanos(static_cast<double>(page.plan.predicted_ns()), style),
                 Verdict(compute, memory, style)),

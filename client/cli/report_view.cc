@@ -29,12 +29,20 @@ std::string StripPrefix(const std::string& name, std::string_view prefix) {
 std::string RenderTimes(const v1::ExecutionReport& report, const CallFacts& facts,
                         const Style& style) {
   const v1::StageTimes& times = report.times();
-  const uint64_t staged = times.parse_ns() + times.gather_ns() + times.queue_ns() +
-                          times.kernel_ns() + times.reply_ns();
-  std::vector<std::pair<std::string, uint64_t>> stages = {
-      {"wire", WireNanos(report, facts)}, {"parse", times.parse_ns()},
-      {"gather", times.gather_ns()},      {"queue", times.queue_ns()},
-      {"kernel", times.kernel_ns()},      {"reply", times.reply_ns()}};
+  const bool device = report.device_kind() == v1::DEVICE_KIND_CUDA;
+  std::vector<std::pair<std::string, uint64_t>> stages = {{"wire", WireNanos(report, facts)},
+                                                          {"parse", times.parse_ns()},
+                                                          {"gather", times.gather_ns()},
+                                                          {"queue", times.queue_ns()}};
+  if (device) {
+    stages.push_back({"for lane", times.device_queue_ns()});
+    stages.push_back({"to device", times.host_to_device_ns()});
+  }
+  stages.push_back({"kernel", times.kernel_ns()});
+  if (device) stages.push_back({"to host", times.device_to_host_ns()});
+  stages.push_back({"reply", times.reply_ns()});
+  uint64_t staged = 0;
+  for (size_t i = 1; i < stages.size(); ++i) staged += stages[i].second;  // the wire's is outside
   if (times.handler_ns() > staged) stages.push_back({"between", times.handler_ns() - staged});
   uint64_t total = 0;
   for (const auto& [name, nanos] : stages) total += nanos;
@@ -62,7 +70,8 @@ std::string RenderTimes(const v1::ExecutionReport& report, const CallFacts& fact
 std::string RenderBytes(const v1::ExecutionReport& report, const Style& style) {
   const v1::Traffic& traffic = report.traffic();
   const double most = static_cast<double>(std::max(
-      {traffic.wire_request_bytes() + traffic.wire_response_bytes(), traffic.compulsory_bytes(),
+      {traffic.wire_request_bytes() + traffic.wire_response_bytes(),
+       traffic.host_to_device_bytes() + traffic.device_to_host_bytes(), traffic.compulsory_bytes(),
        traffic.tile_bytes(), traffic.standard_bytes(), uint64_t{1}}));
   std::string text = style.Bold("bytes") + "\n";
   const auto add = [&](const std::string& name, uint64_t bytes, const std::string& note) {
@@ -75,6 +84,11 @@ std::string RenderBytes(const v1::ExecutionReport& report, const Style& style) {
   add("wire", traffic.wire_request_bytes() + traffic.wire_response_bytes(),
       Cat("in ", FormatBytes(static_cast<double>(traffic.wire_request_bytes())), ", out ",
           FormatBytes(static_cast<double>(traffic.wire_response_bytes()))));
+  if (report.device_kind() == v1::DEVICE_KIND_CUDA) {
+    add("bus", traffic.host_to_device_bytes() + traffic.device_to_host_bytes(),
+        Cat("to the device ", FormatBytes(static_cast<double>(traffic.host_to_device_bytes())),
+            ", back ", FormatBytes(static_cast<double>(traffic.device_to_host_bytes()))));
+  }
   add("compulsory", traffic.compulsory_bytes(), "inputs read once, outputs written");
   add("tiles", traffic.tile_bytes(), "what this path's loops move");
   const std::string ratio = traffic.tile_bytes() == 0
@@ -136,7 +150,11 @@ std::string RenderReport(const v1::ExecutionReport& report, const CallFacts& fac
   std::string work =
       Cat(PadRight("work", 12), FormatSi(static_cast<double>(report.flops()), "FLOP"), " at ",
           FormatSi(report.achieved_tflops() * 1e12, "FLOP/s"), ", ",
-          FormatSi(report.achieved_gb_per_s() * 1e9, "B/s"), " of compulsory bytes\n");
+          FormatSi(report.achieved_gb_per_s() * 1e9, "B/s"), " of compulsory bytes",
+          report.fraction_of_roofline() > 0
+              ? Cat(", ", FormatPercent(report.fraction_of_roofline()), " of the device's roofline")
+              : "",
+          "\n");
   return Cat(head, fastest, rejected.ToString(), "\n", RenderTimes(report, facts, style), "\n",
              RenderBytes(report, style), "\n", work);
 }

@@ -60,6 +60,9 @@ std::string RenderStatus(const std::string& target, bool healthy,
          measured(device.matrix_tflops(), FormatSi(device.matrix_tflops() * 1e12, "FLOP/s")),
          measured(device.copy_gb_per_s(), FormatSi(device.copy_gb_per_s() * 1e9, "B/s"))});
     if (!device.name().empty()) devices.Add({"", Cat(device.name())});
+    if (!device.error().empty()) {
+      devices.Add({"", style.Red("takes no calls"), device.error()});
+    }
   }
   text += Cat(devices.ToString(), "\n", style.Bold("paths, fastest first"), "\n");
   Table paths(2);

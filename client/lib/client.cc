@@ -221,8 +221,12 @@ AttemptResult ClientImpl::CallUnary(const std::string& method, const Exchange<He
   std::vector<wire::OutgoingPayload> payloads;
   payloads.reserve(exchange.payloads.size());
   for (const wire::OutgoingPayload& payload : exchange.payloads) {
+    if (payload.bytes.size() <= wire::kCopiedPayloadBytes) {
+      payloads.push_back(payload);
+      continue;
+    }
     payloads.push_back(MakeOwned(payload));
-    if (payloads.back().owner == nullptr && !payload.bytes.empty()) {
+    if (payloads.back().owner == nullptr) {
       return {
           absl::ResourceExhaustedError(absl::StrCat(
               "no memory to copy a tensor of ", payload.bytes.size(), " bytes that has no owner")),
@@ -265,7 +269,7 @@ absl::StatusOr<ClientImpl::Outcome> ClientImpl::Call(const std::string& method,
       });
   if (!result.status.ok()) return result.status;
   outcome.tensors = std::move(reader->tensors());
-  outcome.report = reader->report();
+  outcome.report = std::move(reader->report());
   outcome.latency = result.latency;
   return outcome;
 }

@@ -62,7 +62,7 @@ class ReplyReader {
 
   uint64_t received_bytes() const { return received_bytes_; }
   std::vector<HostTensor>& tensors() { return tensors_; }  // as ReplySpec::tensors
-  const v1::ExecutionReport& report() const { return report_; }
+  v1::ExecutionReport& report() { return report_; }
 
  private:
   struct Payload {

@@ -1,4 +1,7 @@
+#include <google/protobuf/arena.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -46,10 +49,12 @@ bool IsDense(const v1::Tensor& tensor) {
 }  // namespace
 
 absl::Status ReplyReader::PlaceTensor(const ExpectedTensor& expected, const v1::Tensor& tensor) {
-  const std::vector<int64_t> shape(tensor.shape().begin(), tensor.shape().end());
-  if (tensor.dtype() != expected.dtype || shape != expected.shape) {
-    return Broken(expected.name, " is ", Describe(tensor.dtype(), shape), ", expected ",
-                  Describe(expected.dtype, expected.shape));
+  if (tensor.dtype() != expected.dtype ||
+      !std::equal(tensor.shape().begin(), tensor.shape().end(), expected.shape.begin(),
+                  expected.shape.end())) {
+    return Broken(expected.name, " is ",
+                  Describe(tensor.dtype(), {tensor.shape().begin(), tensor.shape().end()}),
+                  ", expected ", Describe(expected.dtype, expected.shape));
   }
   if (!IsDense(tensor)) return Broken(expected.name, " is not contiguous");
   if (tensor.source_case() != v1::Tensor::kPayload) {
@@ -82,19 +87,27 @@ absl::Status ReplyReader::ReadHeader(std::string_view serialized) {
   if (have_header_) return Broken("a second header");
   have_header_ = true;
   if (!spec_.answerable.ok()) return spec_.answerable;
-  const auto place_all = [&](auto header) -> absl::Status {
-    if (absl::Status status = wire::ParseInto(serialized, "header", &header); !status.ok()) {
+  // A header lives as long as this call; a typical one fits into the block.
+  alignas(8) std::array<char, 1024> block;
+  google::protobuf::ArenaOptions arena_options;
+  arena_options.initial_block = block.data();
+  arena_options.initial_block_size = block.size();
+  google::protobuf::Arena arena(arena_options);
+  const auto place_all = [&](auto* header) -> absl::Status {
+    if (absl::Status status = wire::ParseInto(serialized, "header", header); !status.ok()) {
       return Broken(status.message());
     }
     for (const ExpectedTensor& expected : spec_.tensors) {
-      const v1::Tensor* tensor = Find(header, expected.name);
+      const v1::Tensor* tensor = Find(*header, expected.name);
       if (tensor == nullptr) return Broken(expected.name, " is missing");
       if (absl::Status status = PlaceTensor(expected, *tensor); !status.ok()) return status;
     }
     return absl::OkStatus();
   };
-  absl::Status status = spec_.pass == v1::PASS_FORWARD ? place_all(v1::ForwardResponseHeader())
-                                                       : place_all(v1::BackwardResponseHeader());
+  using google::protobuf::Arena;
+  absl::Status status = spec_.pass == v1::PASS_FORWARD
+                            ? place_all(Arena::CreateMessage<v1::ForwardResponseHeader>(&arena))
+                            : place_all(Arena::CreateMessage<v1::BackwardResponseHeader>(&arena));
   if (!status.ok()) return status;
   for (Payload& payload : payloads_) {
     payload.memory = AllocateAligned(payload.size);

@@ -2,6 +2,8 @@
 
 #include <google/protobuf/io/coded_stream.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,13 +18,40 @@ constexpr uint32_t kReportField = 3;
 
 void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
-void AppendMessage(uint32_t field, const google::protobuf::MessageLite& message, std::string* out) {
-  *out += FieldPrefix(field, message.ByteSizeLong());
-  message.AppendToString(out);
+using google::protobuf::io::CodedOutputStream;
+
+constexpr uint32_t LengthDelimitedTag(uint32_t field) { return field << 3 | 2; }
+
+// Bytes of a length-delimited field's tag and length. Fields have numbers below 16.
+size_t PrefixSize(uint64_t size) { return 1 + CodedOutputStream::VarintSize64(size); }
+
+uint8_t* WritePrefix(uint32_t field, uint64_t size, uint8_t* at) {
+  *at++ = static_cast<uint8_t>(LengthDelimitedTag(field));
+  return CodedOutputStream::WriteVarint64ToArray(size, at);
 }
 
-grpc::ByteBuffer FromString(const std::string& bytes) {
-  const grpc::Slice slice(bytes);
+// A message as a field. Its size is computed once; writing uses what ByteSizeLong() left cached.
+class MessageField {
+ public:
+  MessageField(uint32_t field, const google::protobuf::MessageLite& message)
+      : field_(field), message_(message), size_(message.ByteSizeLong()) {}
+  size_t size() const { return PrefixSize(size_) + size_; }
+  uint8_t* Write(uint8_t* at) const {
+    return message_.SerializeWithCachedSizesToArray(WritePrefix(field_, size_, at));
+  }
+
+ private:
+  const uint32_t field_;
+  const google::protobuf::MessageLite& message_;
+  const size_t size_;
+};
+
+// The memory of a slice that nobody else holds yet.
+uint8_t* Writable(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
+
+grpc::ByteBuffer FromField(const MessageField& field) {
+  const grpc::Slice slice(field.size());
+  field.Write(Writable(slice));
   return grpc::ByteBuffer(&slice, 1);
 }
 
@@ -69,32 +98,54 @@ absl::Status ParseInto(std::string_view serialized, const char* what,
 grpc::ByteBuffer MakeUnary(const google::protobuf::MessageLite& header,
                            std::span<const OutgoingPayload> payloads,
                            const google::protobuf::MessageLite* report) {
+  const MessageField header_field(kHeaderField, header);
+  std::optional<MessageField> report_field;
+  if (report != nullptr) report_field.emplace(kReportField, *report);
   std::vector<grpc::Slice> slices;
-  slices.reserve(2 * payloads.size() + 1);
-  std::string between;  // what stands before the next payload
-  AppendMessage(kHeaderField, header, &between);
-  for (const OutgoingPayload& payload : payloads) {
-    between += FieldPrefix(kPayloadField, payload.bytes.size());
-    if (payload.bytes.empty()) continue;
-    slices.emplace_back(between);
-    slices.push_back(ToSlice(payload));
-    between.clear();
+  // One turn makes a slice of everything up to the next payload that goes as it is, and that
+  // payload's slice.
+  for (size_t next = 0;;) {
+    const bool first = slices.empty();
+    size_t bytes = first ? header_field.size() : 0;
+    size_t end = next;
+    for (; end < payloads.size() && payloads[end].bytes.size() <= kCopiedPayloadBytes; ++end) {
+      bytes += PrefixSize(payloads[end].bytes.size()) + payloads[end].bytes.size();
+    }
+    const bool last = end == payloads.size();
+    if (!last) {
+      bytes += PrefixSize(payloads[end].bytes.size());
+    } else if (report_field) {
+      bytes += report_field->size();
+    }
+    if (bytes > 0) {
+      grpc::Slice slice(bytes);
+      uint8_t* at = Writable(slice);
+      if (first) at = header_field.Write(at);
+      for (; next < end; ++next) {
+        const std::span<const std::byte> payload = payloads[next].bytes;
+        at = WritePrefix(kPayloadField, payload.size(), at);
+        at = std::copy_n(reinterpret_cast<const uint8_t*>(payload.data()), payload.size(), at);
+      }
+      if (!last) {
+        WritePrefix(kPayloadField, payloads[end].bytes.size(), at);
+      } else if (report_field) {
+        report_field->Write(at);
+      }
+      slices.push_back(std::move(slice));
+    }
+    if (last) break;
+    slices.push_back(ToSlice(payloads[end]));
+    next = end + 1;
   }
-  if (report != nullptr) AppendMessage(kReportField, *report, &between);
-  if (!between.empty()) slices.emplace_back(between);
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 grpc::ByteBuffer MakeStreamHeader(const google::protobuf::MessageLite& header) {
-  std::string bytes;
-  AppendMessage(kHeaderField, header, &bytes);
-  return FromString(bytes);
+  return FromField(MessageField(kHeaderField, header));
 }
 
 grpc::ByteBuffer MakeStreamReport(const google::protobuf::MessageLite& report) {
-  std::string bytes;
-  AppendMessage(kReportField, report, &bytes);
-  return FromString(bytes);
+  return FromField(MessageField(kReportField, report));
 }
 
 grpc::ByteBuffer MakeStreamChunk(uint32_t payload_index, uint64_t offset,

@@ -55,8 +55,14 @@ grpc::Slice ToSlice(const OutgoingPayload& payload);
 absl::Status ParseInto(std::string_view serialized, const char* what,
                        google::protobuf::MessageLite* message);
 
+// Payloads up to this size are copied next to their neighbours in a unary message. A slice of its
+// own costs both sides an allocation, reference counts and an entry of the system call, which is
+// more than copying so much. Unit: bytes.
+inline constexpr size_t kCopiedPayloadBytes = 8192;
+
 // A whole unary message: header, payloads in order, report (null: none). The caller has checked
-// that it stays under kMaxUnaryMessageBytes.
+// that it stays under kMaxUnaryMessageBytes. Payloads over kCopiedPayloadBytes are shared, not
+// copied.
 grpc::ByteBuffer MakeUnary(const google::protobuf::MessageLite& header,
                            std::span<const OutgoingPayload> payloads,
                            const google::protobuf::MessageLite* report);

@@ -36,7 +36,8 @@ struct Bytes {
   std::vector<std::string_view> pieces;  // none empty
   uint64_t size = 0;
 
-  // Writes bytes [offset, offset + count) to `destination`. The range must lie within size.
+  // Writes bytes [offset, offset + count) to `destination`. The range must lie within size. Large
+  // ranges are copied by several threads.
   void CopyTo(uint64_t offset, uint64_t count, std::byte* destination) const;
   std::string ToString() const;
 };

@@ -35,14 +35,14 @@ std::string Wrap(const std::string& help) {
 }
 
 void AddBytes(CLI::App& app, const std::string& name, uint64_t* value, const std::string& help,
-              const std::string& default_text) {
+              const std::string& default_text, const std::string& group = "Limits") {
   app.add_option_function<std::string>(
          name, [value](const std::string& text) { *value = ParseBytes(text).value_or(0); }, help)
       ->check(
           [](const std::string& text) { return std::string(ParseBytes(text).status().message()); })
       ->type_name("SIZE")
       ->default_str(default_text)
-      ->group("Limits");
+      ->group(group);
 }
 
 void AddListening(CLI::App& app, Config* c) {
@@ -101,9 +101,10 @@ void AddWork(CLI::App& app, Config* c) {
       ->type_name("N")
       ->default_str("0")
       ->group(group);
-  app.add_option("--executor-workers", c->executor_workers, "Calls that run at the same time")
+  app.add_option("--executor-workers", c->executor_workers,
+                 "Calls that run at the same time; 0: 2, with GPUs two more than all their lanes")
       ->type_name("N")
-      ->default_str("2")
+      ->default_str("0")
       ->group(group);
   app.add_option("--disable-path", c->disable_path,
                  "Never take this path, for example flash_cpu. May be repeated")
@@ -117,6 +118,22 @@ void AddWork(CLI::App& app, Config* c) {
               "On SIGTERM, how long calls in progress may take to finish", "30s");
   AddDuration(app, "--stream-idle-timeout", &c->stream_idle_timeout,
               "End a stream whose caller sends or reads nothing for so long; 0: never", "60s");
+}
+
+void AddGpus(CLI::App& app, Config* c) {
+  const std::string group = "GPUs";
+  app.add_option("--cuda-devices", c->cuda_devices,
+                 "Which CUDA devices to use: all, none, or indices with commas between them")
+      ->type_name("LIST")
+      ->default_str(c->cuda_devices)
+      ->group(group);
+  app.add_option("--device-lanes", c->device_lanes,
+                 "Calls under way at once on each GPU: copied in, computed, copied out")
+      ->type_name("N")
+      ->default_str("4")
+      ->group(group);
+  AddBytes(app, "--device-memory-limit", &c->device_memory_limit_bytes,
+           "Memory to use of each GPU; 0: nine tenths of what is free at the start", "0", group);
 }
 
 void AddLimits(CLI::App& app, Config* c) {
@@ -182,6 +199,7 @@ std::unique_ptr<CLI::App> MakeApp(Config* config) {
   app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   AddListening(*app, config);
   AddWork(*app, config);
+  AddGpus(*app, config);
   AddLimits(*app, config);
   AddLogsAndModes(*app, config);
   for (CLI::Option* option : app->get_options([](CLI::Option*) { return true; })) {

@@ -83,6 +83,7 @@ void Config::Resolve(uint64_t memory_bytes) {
   if (max_inflight_bytes == 0) max_inflight_bytes = memory_bytes / 2;
   if (workspace_limit_bytes == 0) workspace_limit_bytes = memory_bytes / 4;
   max_request_bytes = std::min(max_request_bytes, max_inflight_bytes);
+  if (executor_workers == 0) executor_workers = 2;
   if (threads == 0) {
     cpu_set_t allowed;  // fewer than the host's where the process is pinned
     threads = sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
@@ -111,6 +112,7 @@ absl::Status Config::Check() const {
   if (!tls_client_ca.empty() && tls_cert.empty()) {
     return absl::InvalidArgumentError("--tls-client-ca needs --tls-cert and --tls-key");
   }
+  if (absl::Status s = ParseCudaDevices(cuda_devices).status(); !s.ok()) return s;
   if (max_unary_bytes < kMiB || max_unary_bytes > kUnaryHardCapBytes) {
     return absl::InvalidArgumentError(
         Cat("--max-unary-bytes is ", max_unary_bytes, "; it must be ", kMiB, " to ",
@@ -118,7 +120,8 @@ absl::Status Config::Check() const {
   }
   for (absl::Status s :
        {CheckRange("threads", threads, 0, 4096),
-        CheckRange("executor-workers", executor_workers, 1, 256),
+        CheckRange("executor-workers", executor_workers, 0, 256),
+        CheckRange("device-lanes", device_lanes, 1, 64),
         CheckRange("max-inflight-requests", max_inflight_requests, 1, 1'000'000),
         CheckRange("max-concurrent-streams", max_concurrent_streams, 1, 1'000'000),
         CheckRange("drain-timeout", drain_timeout.count(), 0, 86'400'000),
@@ -149,6 +152,9 @@ std::string Config::ToFileText() const {
   if (!disable_path.empty()) line("disable-path", QuoteList(disable_path));
   line("drain-timeout", Quote(Cat(drain_timeout.count(), "ms")));
   line("stream-idle-timeout", Quote(Cat(stream_idle_timeout.count(), "ms")));
+  line("cuda-devices", Quote(cuda_devices));
+  line("device-lanes", Cat(device_lanes));
+  line("device-memory-limit", Quote(FormatBytes(device_memory_limit_bytes)));
   line("max-unary-bytes", Quote(FormatBytes(max_unary_bytes)));
   line("max-request-bytes", Quote(FormatBytes(max_request_bytes)));
   line("max-inflight-bytes", Quote(FormatBytes(max_inflight_bytes)));
@@ -156,6 +162,26 @@ std::string Config::ToFileText() const {
   line("max-concurrent-streams", Cat(max_concurrent_streams));
   line("workspace-limit-bytes", Quote(FormatBytes(workspace_limit_bytes)));
   return out;
+}
+
+absl::StatusOr<std::optional<std::vector<int>>> ParseCudaDevices(const std::string& text) {
+  if (text == "all") return std::nullopt;
+  std::vector<int> indices;
+  if (text == "none") return indices;
+  for (const std::string& entry : std::vector<std::string>(absl::StrSplit(text, ','))) {
+    int index = -1;
+    if (!absl::SimpleAtoi(entry, &index) || index < 0) {
+      return absl::InvalidArgumentError(Cat("--cuda-devices \"", text, "\": \"", entry,
+                                            "\" is not the index of a device; write all, none, or "
+                                            "indices with commas between them"));
+    }
+    if (std::find(indices.begin(), indices.end(), index) != indices.end()) {
+      return absl::InvalidArgumentError(
+          Cat("--cuda-devices \"", text, "\" names device ", index, " twice"));
+    }
+    indices.push_back(index);
+  }
+  return indices;
 }
 
 uint64_t AvailableMemoryBytes() {

@@ -40,11 +40,16 @@ struct Config {
 
   // Work.
   int threads = 0;           // compute threads; 0: one per core
-  int executor_workers = 2;  // calls that run at once
+  int executor_workers = 0;  // calls that run at once; auto: 2, with GPUs enough for all lanes
   bool cpu_fallback = false;
   std::vector<std::string> disable_path;
   std::chrono::milliseconds drain_timeout{30'000};
   std::chrono::milliseconds stream_idle_timeout{60'000};  // 0: none
+
+  // GPUs. Without CUDA paths in the binary these change nothing.
+  std::string cuda_devices = "all";        // "all", "none", or indices: "0,2"
+  int device_lanes = 4;                    // calls under way at once on each GPU
+  uint64_t device_memory_limit_bytes = 0;  // of each GPU; 0: nine tenths of what is free
 
   // Limits.
   uint64_t max_unary_bytes = uint64_t{256} << 20;
@@ -70,6 +75,9 @@ struct Config {
   // All settings in the syntax of the config file, one a line.
   std::string ToFileText() const;
 };
+
+// What --cuda-devices says. nullopt: every device. Errors: INVALID_ARGUMENT, naming the entry.
+absl::StatusOr<std::optional<std::vector<int>>> ParseCudaDevices(const std::string& text);
 
 // Memory this process may use: of the host, or of its cgroup where that is less.
 uint64_t AvailableMemoryBytes();

@@ -52,16 +52,17 @@ BufferPool::Buffer& BufferPool::Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(capacity_, other.capacity_);
+  std::swap(pinned_, other.pinned_);
   return *this;
 }
 
 BufferPool::Buffer::~Buffer() {
-  if (data_ != nullptr) pool_->GiveBack({data_, capacity_});
+  if (data_ != nullptr) pool_->GiveBack({data_, capacity_, pinned_});
 }
 
 BufferPool::~BufferPool() {
   MutexLock lock(mutex_);
-  for (const Block& block : free_) FreeBlock(block.data, block.capacity);
+  for (const Block& block : free_) Free(block);
 }
 
 absl::StatusOr<BufferPool::Buffer> BufferPool::Allocate(uint64_t bytes) {
@@ -77,6 +78,7 @@ absl::StatusOr<BufferPool::Buffer> BufferPool::Allocate(uint64_t bytes) {
     for (size_t i = free_.size(); i-- > 0;) {
       if (free_[i].capacity != buffer.capacity_) continue;
       buffer.data_ = free_[i].data;
+      buffer.pinned_ = free_[i].pinned;
       free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
       stats_.retained_bytes -= buffer.capacity_;
       stats_.in_use_bytes += buffer.capacity_;
@@ -88,10 +90,20 @@ absl::StatusOr<BufferPool::Buffer> BufferPool::Allocate(uint64_t bytes) {
   if (buffer.data_ == nullptr) {
     return absl::ResourceExhaustedError(Cat("no memory for a buffer of ", bytes, " bytes"));
   }
+  buffer.pinned_ = Pin(buffer.data_, buffer.capacity_);
   MutexLock lock(mutex_);
   stats_.in_use_bytes += buffer.capacity_;
   ++stats_.fresh;
   return buffer;
+}
+
+bool BufferPool::Pin(std::byte* data, size_t capacity) const {
+  return capacity >= kMapThreshold && pinning_.pin != nullptr && pinning_.pin(data, capacity);
+}
+
+void BufferPool::Free(const Block& block) const {
+  if (block.pinned) pinning_.unpin(block.data);
+  FreeBlock(block.data, block.capacity);
 }
 
 void BufferPool::GiveBack(Block block) {
@@ -109,7 +121,7 @@ void BufferPool::GiveBack(Block block) {
     }
     free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(drop));
   }
-  for (const Block& b : surplus) FreeBlock(b.data, b.capacity);
+  for (const Block& b : surplus) Free(b);
 }
 
 void BufferPool::Trim() {
@@ -119,7 +131,7 @@ void BufferPool::Trim() {
     surplus.swap(free_);
     stats_.retained_bytes = 0;
   }
-  for (const Block& b : surplus) FreeBlock(b.data, b.capacity);
+  for (const Block& b : surplus) Free(b);
 }
 
 BufferPool::Stats BufferPool::stats() const {

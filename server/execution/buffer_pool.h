@@ -37,6 +37,14 @@ class BufferPool {
     std::byte* data_ = nullptr;
     size_t size_ = 0;
     size_t capacity_ = 0;
+    bool pinned_ = false;
+  };
+
+  // Page-locks memory for copies to and from devices, and lets it go again. Null: not wanted. pin()
+  // returns false where that fails; the memory is then used as it is.
+  struct Pinning {
+    bool (*pin)(void* data, size_t bytes) = nullptr;
+    void (*unpin)(void* data) = nullptr;
   };
 
   struct Stats {
@@ -46,7 +54,10 @@ class BufferPool {
     uint64_t fresh = 0;
   };
 
-  explicit BufferPool(uint64_t max_retained_bytes) : max_retained_bytes_(max_retained_bytes) {}
+  explicit BufferPool(uint64_t max_retained_bytes) : BufferPool(max_retained_bytes, Pinning()) {}
+  // Blocks of 1 MiB and more are pinned; smaller ones are copied faster than they are pinned.
+  BufferPool(uint64_t max_retained_bytes, const Pinning& pinning)
+      : max_retained_bytes_(max_retained_bytes), pinning_(pinning) {}
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -64,10 +75,15 @@ class BufferPool {
   struct Block {
     std::byte* data;
     size_t capacity;
+    bool pinned;
   };
+  // Pins the block where that is wanted and worth it.
+  bool Pin(std::byte* data, size_t capacity) const;
+  void Free(const Block& block) const;
   void GiveBack(Block block) ATTN_EXCLUDES(mutex_);
 
   const uint64_t max_retained_bytes_;
+  const Pinning pinning_;
   mutable Mutex mutex_;
   std::vector<Block> free_ ATTN_GUARDED_BY(mutex_);  // least recently given back first
   Stats stats_ ATTN_GUARDED_BY(mutex_);

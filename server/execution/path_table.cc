@@ -10,7 +10,8 @@ namespace attn::server {
 
 absl::StatusOr<PathTable> PathTable::Create(std::vector<std::unique_ptr<Backend>> backends,
                                             const std::vector<std::string>& disabled,
-                                            bool cpu_fallback) {
+                                            bool cpu_fallback,
+                                            const std::vector<Rejection>& absent) {
   PathTable table;
   table.backends_ = std::move(backends);
   const bool has_cuda =
@@ -22,7 +23,12 @@ absl::StatusOr<PathTable> PathTable::Create(std::vector<std::unique_ptr<Backend>
       if (backend->path() == path) candidate.backend = backend.get();
     }
     if (candidate.backend == nullptr) {
-      candidate.standing.push_back({path, Reason::kNotBuilt, "not compiled in"});
+      for (const Rejection& reason : absent) {
+        if (reason.path == path) candidate.standing.push_back(reason);
+      }
+      if (candidate.standing.empty()) {
+        candidate.standing.push_back({path, Reason::kNotBuilt, "not compiled in"});
+      }
     } else if (has_cuda && !cpu_fallback && DeviceOf(path) == DeviceKind::kCpu) {
       candidate.standing.push_back({path, Reason::kCpuFallbackDisabled, "--cpu-fallback is off"});
     }

@@ -16,13 +16,15 @@ namespace attn::server {
 // Changed during start-up only; read by all threads afterwards.
 class PathTable {
  public:
-  // A candidate for each path, fastest first. Paths without a backend stand as NOT_BUILT; paths
-  // named in `disabled` as DISABLED_BY_CONFIG; with a CUDA backend present and `cpu_fallback`
-  // false, CPU paths as CPU_FALLBACK_DISABLED. Errors: INVALID_ARGUMENT: `disabled` names no path
-  // (lists them).
+  // A candidate for each path, fastest first. Paths without a backend stand with what `absent` says
+  // of them (a path that is compiled in and finds no device), others as NOT_BUILT; paths named in
+  // `disabled` as DISABLED_BY_CONFIG; with a CUDA backend present and `cpu_fallback` false, CPU
+  // paths as CPU_FALLBACK_DISABLED. Errors: INVALID_ARGUMENT: `disabled` names no path (lists
+  // them).
   static absl::StatusOr<PathTable> Create(std::vector<std::unique_ptr<Backend>> backends,
                                           const std::vector<std::string>& disabled,
-                                          bool cpu_fallback);
+                                          bool cpu_fallback,
+                                          const std::vector<Rejection>& absent = {});
 
   // Adds a reason that holds for every request.
   void Disable(PathId path, Reason reason, const std::string& detail);

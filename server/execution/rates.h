@@ -24,7 +24,8 @@ class Rates {
   double copy_bytes_per_second() const { return copy_.load(std::memory_order_relaxed); }
   void set_copy_bytes_per_second(double rate) { copy_.store(rate, std::memory_order_relaxed); }
 
-  // The best forward rate over all paths: what DeviceInfo calls matrix_tflops, times 1e12.
+  // The best forward rate over all CPU paths: what DeviceInfo of a CPU calls matrix_tflops, times
+  // 1e12.
   double BestForwardFlopsPerSecond() const;
 
  private:
@@ -33,9 +34,9 @@ class Rates {
   std::atomic<double> copy_{0.0};
 };
 
-// Measures the fp32 rate of each available path and pass on one small problem, and copy bandwidth
-// (read + write bytes, `threads` threads). Takes about 150 ms on two idle cores; each measurement
-// is repeated only while within `budget`.
+// Measures the rate of each available path and pass on one small problem (fp32 on a CPU, bf16 on
+// CUDA), and the host's copy bandwidth (read + write bytes, `threads` threads). Takes about 150 ms
+// on two idle cores; each measurement is repeated only while within `budget`.
 void MeasureRates(const PathTable& paths, int threads, std::chrono::milliseconds budget,
                   Rates* rates);
 

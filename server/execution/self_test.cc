@@ -105,7 +105,7 @@ absl::Status CheckForwardRow(const ForwardCase& test, const CallTensors& tensors
   return absl::OkStatus();
 }
 
-absl::Status TestForward(const Backend& backend, DType dtype) {
+absl::Status TestForward(const Backend& backend, DType dtype, int device) {
   absl::StatusOr<AttentionProblem> problem =
       MakeProblem(kRows, kKeys, kHeads, kKvHeads, kDim, dtype,
                   /*causal=*/true, Pass::kForward);
@@ -123,7 +123,7 @@ absl::Status TestForward(const Backend& backend, DType dtype) {
         }
       }
     }
-    const auto run = tensors.Run(backend, Pass::kForward);
+    const auto run = tensors.Run(backend, Pass::kForward, device);
     if (!run.ok()) return run.status();
     for (int64_t head = 0; head < kHeads; ++head) {
       for (int64_t row = 0; row < kRows; ++row) {
@@ -221,7 +221,7 @@ absl::Status CheckBackward(const CallTensors& tensors, DType dtype) {
   return absl::OkStatus();
 }
 
-absl::Status TestBackward(const Backend& backend, DType dtype) {
+absl::Status TestBackward(const Backend& backend, DType dtype, int device) {
   absl::StatusOr<AttentionProblem> problem =
       MakeProblem(kRows, kKeys, kHeads, kKvHeads, kDim, dtype,
                   /*causal=*/true, Pass::kBackward);
@@ -239,8 +239,9 @@ absl::Status TestBackward(const Backend& backend, DType dtype) {
       tensors.SetV(key, kv, 0, static_cast<float>(key));
     }
   }
-  if (const auto run = tensors.Run(backend, Pass::kForward); !run.ok()) return run.status();
-  if (const auto run = tensors.Run(backend, Pass::kBackward); !run.ok()) return run.status();
+  if (const auto run = tensors.Run(backend, Pass::kForward, device); !run.ok()) return run.status();
+  if (const auto run = tensors.Run(backend, Pass::kBackward, device); !run.ok())
+    return run.status();
   return CheckBackward(tensors, dtype);
 }
 
@@ -254,33 +255,38 @@ bool Takes(const Backend& backend, DType dtype, Pass pass) {
 
 }  // namespace
 
-std::vector<SelfTestResult> SelfTest(const Backend& backend) {
+std::vector<SelfTestResult> SelfTest(const Backend& backend, int device) {
   std::vector<SelfTestResult> results;
   for (Pass pass : {Pass::kForward, Pass::kBackward}) {
     for (DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16}) {
       if (!Takes(backend, dtype, pass)) continue;
-      results.push_back(
-          {backend.path(), pass, dtype,
-           pass == Pass::kForward ? TestForward(backend, dtype) : TestBackward(backend, dtype)});
+      results.push_back({backend.path(), pass, dtype,
+                         pass == Pass::kForward ? TestForward(backend, dtype, device)
+                                                : TestBackward(backend, dtype, device),
+                         device});
     }
   }
   return results;
 }
 
-std::vector<SelfTestResult> SelfTestAll(PathTable* paths) {
+std::vector<SelfTestResult> SelfTestAll(PathTable* paths, const std::vector<int>& cuda_devices) {
   std::vector<SelfTestResult> all;
   for (PathId path : kAllPaths) {
     if (!paths->available(path)) continue;
+    const bool each = DeviceOf(path) == DeviceKind::kCuda && !cuda_devices.empty();
     for (const PathCandidate& candidate : paths->candidates()) {
       if (candidate.path != path) continue;
-      for (SelfTestResult& result : SelfTest(*candidate.backend)) {
-        all.push_back(std::move(result));
+      for (int device : each ? cuda_devices : std::vector<int>{-1}) {
+        for (SelfTestResult& result : SelfTest(*candidate.backend, device)) {
+          all.push_back(std::move(result));
+        }
       }
     }
     for (const SelfTestResult& result : all) {
       if (result.path != path || result.status.ok()) continue;
       paths->Disable(path, Reason::kSelfTestFailed,
-                     Cat(Name(result.pass), " ", Name(result.dtype)));
+                     Cat(Name(result.pass), " ", Name(result.dtype),
+                         result.device < 0 ? "" : Cat(" on CUDA device ", result.device)));
       break;  // one reason is enough; the log has them all
     }
   }

@@ -17,6 +17,7 @@ struct SelfTestResult {
   Pass pass;
   DType dtype;
   absl::Status status;  // INTERNAL: which tensor and element, its value and the one expected
+  int device = -1;      // of a CUDA path, as the CUDA runtime counts
 };
 
 // Runs every pass and dtype of a path that the path supports. Causal, bottom-right, two KV heads
@@ -25,12 +26,15 @@ struct SelfTestResult {
 //   weights:   q.k in {0, 1, 2, 3} over all of head_dim: softmax weights are powers of e;
 //   probe:     V = 1 only on one key: out is exactly 0 in rows that do not see it, not 0 in others.
 // Backward: logits are equal, so P = 1/n and dq, dk, dv are sums of 1/n in closed form. Tolerances
-// are those of the project's exactness rule. Takes some milliseconds per path.
-std::vector<SelfTestResult> SelfTest(const Backend& backend);
+// are those of the project's exactness rule. Takes some milliseconds per path. `device`: where a
+// CUDA path runs, as RunContext has it.
+std::vector<SelfTestResult> SelfTest(const Backend& backend, int device = -1);
 
-// Tests every path that has a backend and no standing reason against it, and disables those that
-// fail with SELF_TEST_FAILED. Returns all results.
-std::vector<SelfTestResult> SelfTestAll(PathTable* paths);
+// Tests every path that has a backend and no standing reason against it, CUDA paths on each of
+// `cuda_devices`, and disables those that fail, on whichever device, with SELF_TEST_FAILED. Returns
+// all results.
+std::vector<SelfTestResult> SelfTestAll(PathTable* paths,
+                                        const std::vector<int>& cuda_devices = {});
 
 }  // namespace attn::server
 

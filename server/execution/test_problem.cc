@@ -1,6 +1,8 @@
 #include "server/execution/test_problem.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
@@ -77,12 +79,41 @@ void CallTensors::SetDout(int64_t token, int64_t head, int64_t d, float value) {
                At(token, head, problem_.num_heads, d, problem_.head_dim_v), value);
 }
 
-absl::StatusOr<std::chrono::nanoseconds> CallTensors::Run(const Backend& backend, Pass pass) {
-  const auto bytes = static_cast<size_t>(backend.WorkspaceBytes(problem_, pass));
+void CallTensors::FillRandom() {
+  // A period of random numbers, repeated: its length is odd, so that rows differ.
+  constexpr int64_t kPeriod = 4099;
+  uint32_t state = 1;  // a short linear congruence: any values do
+  const auto fill = [this, &state](std::vector<std::byte>* bytes, float scale) {
+    const auto size = static_cast<size_t>(SizeOf(problem_.dtype));
+    const size_t period = std::min(bytes->size(), kPeriod * size);
+    for (size_t i = 0; i < period / size; ++i) {
+      state = state * 1664525u + 1013904223u;
+      StoreElement(bytes->data(), problem_.dtype, static_cast<int64_t>(i),
+                   static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f * scale);
+    }
+    for (size_t at = period; at < bytes->size(); at += period) {
+      std::memcpy(bytes->data() + at, bytes->data(), std::min(period, bytes->size() - at));
+    }
+  };
+  fill(&q_, 0.125f);
+  fill(&k_, 1.0f);
+  fill(&v_, 1.0f);
+  fill(&dout_, 1.0f);
+}
+
+absl::StatusOr<std::chrono::nanoseconds> CallTensors::Run(const Backend& backend, Pass pass,
+                                                          int device) {
+  const auto bytes = backend.WorkspaceOnDevice()
+                         ? size_t{0}
+                         : static_cast<size_t>(backend.WorkspaceBytes(problem_, pass));
   const std::unique_ptr<std::byte, FreeAligned> workspace(
       static_cast<std::byte*>(::operator new (bytes + 1, std::align_val_t{64}, std::nothrow)));
   if (workspace == nullptr) return absl::ResourceExhaustedError("no memory for the workspace");
-  const RunContext context{.workspace = {workspace.get(), bytes}};
+  DeviceTimes times;
+  const RunContext context{.workspace = {workspace.get(), bytes},
+                           .device_times = &times,
+                           .device_index = device,
+                           .poison = true};
   const auto start = std::chrono::steady_clock::now();
   absl::Status status;
   if (pass == Pass::kForward) {
@@ -109,6 +140,7 @@ absl::StatusOr<std::chrono::nanoseconds> CallTensors::Run(const Backend& backend
                               context);
   }
   if (!status.ok()) return status;
+  if (times.device_index >= 0) return std::chrono::nanoseconds(times.kernel_ns);
   return std::chrono::steady_clock::now() - start;
 }
 
@@ -132,33 +164,19 @@ float CallTensors::Dv(int64_t token, int64_t head, int64_t d) const {
                      At(token, head, problem_.num_kv_heads, d, problem_.head_dim_v));
 }
 
-SyntheticCall::SyntheticCall(int64_t seqlen, int64_t num_heads, int64_t head_dim)
-    : seqlen_(seqlen), num_heads_(num_heads), head_dim_(head_dim) {}
+SyntheticCall::SyntheticCall(int64_t seqlen, int64_t num_heads, int64_t head_dim, DType dtype)
+    : seqlen_(seqlen), num_heads_(num_heads), head_dim_(head_dim), dtype_(dtype) {}
 
 absl::StatusOr<std::chrono::nanoseconds> SyntheticCall::Run(const Backend& backend,
                                                             Pass pass) const {
   absl::StatusOr<AttentionProblem> problem =
-      MakeProblem(seqlen_, seqlen_, num_heads_, num_heads_, head_dim_, DType::kFp32, false, pass);
+      MakeProblem(seqlen_, seqlen_, num_heads_, num_heads_, head_dim_, dtype_, false, pass);
   if (!problem.ok()) return problem.status();
   std::vector<Rejection> rejections;
   backend.AppendRejections(*problem, pass, &rejections);
   if (!rejections.empty()) return absl::UnimplementedError("the path does not take this call");
   CallTensors tensors(*problem);
-  uint32_t state = 1;  // a short linear congruence: any values do
-  const auto next = [&state] {
-    state = state * 1664525u + 1013904223u;
-    return static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  };
-  for (int64_t token = 0; token < seqlen_; ++token) {
-    for (int64_t head = 0; head < num_heads_; ++head) {
-      for (int64_t d = 0; d < head_dim_; ++d) {
-        tensors.SetQ(token, head, d, next() * 0.125f);
-        tensors.SetK(token, head, d, next());
-        tensors.SetV(token, head, d, next());
-        tensors.SetDout(token, head, d, next());
-      }
-    }
-  }
+  tensors.FillRandom();
   if (pass == Pass::kBackward) {
     if (auto forward = tensors.Run(backend, Pass::kForward); !forward.ok()) return forward;
   }

@@ -25,9 +25,12 @@ class CallTensors {
   void SetV(int64_t token, int64_t head, int64_t d, float value);
   void SetDout(int64_t token, int64_t head, int64_t d, float value);
 
-  // Runs the pass; backward uses out and lse of the latest forward. Returns the time in the
-  // backend.
-  absl::StatusOr<std::chrono::nanoseconds> Run(const Backend& backend, Pass pass);
+  // Fills q, k, v and dout with values in [-1, 1], q with an eighth of that.
+  void FillRandom();
+
+  // Runs the pass; backward uses out and lse of the latest forward. `device` is that of RunContext.
+  // Returns the time in the backend, on a device the time of its kernels.
+  absl::StatusOr<std::chrono::nanoseconds> Run(const Backend& backend, Pass pass, int device = -1);
 
   float Out(int64_t token, int64_t head, int64_t d) const;
   float Lse(int64_t token, int64_t head) const;
@@ -46,15 +49,16 @@ absl::StatusOr<AttentionProblem> MakeProblem(int64_t seqlen_q, int64_t seqlen_k,
                                              int64_t num_kv_heads, int64_t head_dim, DType dtype,
                                              bool causal, Pass pass);
 
-// A dense fp32 call with values in [-1, 1], for timing.
+// A dense call with values in [-1, 1], for timing.
 class SyntheticCall {
  public:
-  SyntheticCall(int64_t seqlen, int64_t num_heads, int64_t head_dim);
+  SyntheticCall(int64_t seqlen, int64_t num_heads, int64_t head_dim, DType dtype = DType::kFp32);
   absl::StatusOr<std::chrono::nanoseconds> Run(const Backend& backend, Pass pass) const;
   uint64_t flops(Pass pass) const;
 
  private:
   int64_t seqlen_, num_heads_, head_dim_;
+  DType dtype_;
 };
 
 }  // namespace attn::server

@@ -16,10 +16,12 @@
 namespace attn::server {
 namespace {
 
-constexpr std::array<std::string_view, kNumStages> kStageNames = {"parse",  "gather", "queue",
-                                                                  "kernel", "reply",  "handler"};
+constexpr std::array<std::string_view, kNumStages> kStageNames = {
+    "parse",  "gather",         "queue", "device_queue", "host_to_device",
+    "kernel", "device_to_host", "reply", "handler"};
 constexpr std::array<std::string_view, kNumByteLevels> kLevelNames = {
-    "wire_request", "wire_response", "compulsory", "tile", "standard"};
+    "wire_request", "wire_response", "host_to_device", "device_to_host",
+    "compulsory",   "tile",          "standard"};
 constexpr std::array kPassList = {Pass::kForward, Pass::kBackward};
 constexpr std::array kDTypeList = {DType::kFp32, DType::kFp16, DType::kBf16};
 
@@ -76,7 +78,7 @@ struct Metrics::Registry {
   struct Live {
     std::string name;
     std::string help;
-    std::function<double()> read;
+    std::vector<LiveSeries> series;
   };
 
   prometheus::Registry registry;
@@ -183,9 +185,9 @@ void Metrics::ObserveStage(Stage stage, Pass pass, std::chrono::nanoseconds time
 }
 
 void Metrics::AddLive(const std::string& name, const std::string& help,
-                      std::function<double()> read) {
+                      std::vector<LiveSeries> series) {
   MutexLock lock(registry_->mutex);
-  registry_->live.push_back({name, help, std::move(read)});
+  registry_->live.push_back({name, help, std::move(series)});
 }
 
 void Metrics::RemoveLive() {
@@ -219,9 +221,12 @@ std::string Metrics::Scrape() const {
       family.name = live.name;
       family.help = live.help;
       family.type = prometheus::MetricType::Gauge;
-      prometheus::ClientMetric metric;
-      metric.gauge.value = live.read();
-      family.metric.push_back(std::move(metric));
+      for (const LiveSeries& series : live.series) {
+        prometheus::ClientMetric metric;
+        for (const auto& [name, value] : series.labels) metric.label.push_back({name, value});
+        metric.gauge.value = series.read();
+        family.metric.push_back(std::move(metric));
+      }
       families.push_back(std::move(family));
     }
   }

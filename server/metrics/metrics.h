@@ -10,6 +10,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/api/dtype.h"
@@ -35,11 +37,30 @@ enum class Method : uint8_t {
 inline constexpr size_t kNumMethods = 6;
 std::string_view Name(Method method);  // "Forward", …
 
-enum class Stage : uint8_t { kParse, kGather, kQueue, kKernel, kReply, kHandler };
-inline constexpr size_t kNumStages = 6;
+// The three stages of devices are observed for calls on CUDA devices only.
+enum class Stage : uint8_t {
+  kParse,
+  kGather,
+  kQueue,
+  kDeviceQueue,
+  kHostToDevice,
+  kKernel,
+  kDeviceToHost,
+  kReply,
+  kHandler
+};
+inline constexpr size_t kNumStages = 9;
 
-enum class ByteLevel : uint8_t { kWireRequest, kWireResponse, kCompulsory, kTile, kStandard };
-inline constexpr size_t kNumByteLevels = 5;
+enum class ByteLevel : uint8_t {
+  kWireRequest,
+  kWireResponse,
+  kHostToDevice,
+  kDeviceToHost,
+  kCompulsory,
+  kTile,
+  kStandard
+};
+inline constexpr size_t kNumByteLevels = 7;
 
 inline constexpr size_t kNumCodes = 17;            // gRPC's status codes, 0 to 16
 std::string_view CodeName(absl::StatusCode code);  // "OK", "INVALID_ARGUMENT", …
@@ -62,7 +83,16 @@ class Metrics {
 
   // A gauge read when scraped, so that it is exact then. `read` must be thread-safe and must
   // outlive every scrape: see RemoveLive().
-  void AddLive(const std::string& name, const std::string& help, std::function<double()> read);
+  void AddLive(const std::string& name, const std::string& help, std::function<double()> read) {
+    AddLive(name, help, {{{}, std::move(read)}});
+  }
+  // The same with several series, each with its labels.
+  using Labels = std::vector<std::pair<std::string, std::string>>;
+  struct LiveSeries {
+    Labels labels;
+    std::function<double()> read;
+  };
+  void AddLive(const std::string& name, const std::string& help, std::vector<LiveSeries> series);
   // Removes all live gauges; returns when no scrape reads one any more.
   void RemoveLive();
 

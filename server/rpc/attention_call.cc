@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/api/text.h"
-#include "kernels/api/traffic.h"
 #include "server/config/log.h"
 
 namespace attn::server {
@@ -11,7 +10,6 @@ namespace {
 
 // A queued call pays two thread switches, some 20 µs; 2^20 FLOPs take about as long on one core.
 constexpr uint64_t kTinyFlops = uint64_t{1} << 20;
-constexpr uint64_t kTinyBytes = uint64_t{256} << 10;
 
 // gRPC's timer may fire a little before the deadline as this process counts it.
 constexpr std::chrono::milliseconds kDeadlineSlack{10};
@@ -49,64 +47,22 @@ AttentionCall::AttentionCall(ServiceContext* context, Method method, Pass pass, 
 AttentionCall::~AttentionCall() = default;
 
 absl::Status AttentionCall::ReadHeader(std::string_view serialized) {
-  auto* header = google::protobuf::Arena::CreateMessage<v1::BackwardRequestHeader>(&arena_);
-  if (absl::Status s = wire::ParseInto(serialized, "header", header); !s.ok()) return s;
-  if (absl::Status s = Convert(*header, pass_, Purpose::kRun, &header_); !s.ok()) return s;
-  absl::StatusOr<AttentionProblem> problem = Validate(header_.spec, pass_);
-  if (!problem.ok()) return problem.status();
-  problem_ = *std::move(problem);
-  if (absl::Status s = CheckOutputSizes(problem_); !s.ok()) return s;
-  if (absl::Status s = LocatePayloads(&header_, &payload_sizes_); !s.ok()) return s;
-
-  PlanOutputs();
-  // Before the path is chosen: what no path could serve is a matter of size, not of policy.
-  const uint64_t bytes = std::max(InputBytes(), RequestBytes(header_.spec)) + OutputBytes();
-  if (bytes > context_->config.max_request_bytes) {
-    return TooManyBytesError(bytes, context_->config.max_request_bytes);
+  absl::Status status;
+  plan_ = context_->plans.Find(pass_, serialized);
+  if (plan_ == nullptr) {
+    auto plan = std::make_shared<CallPlan>();
+    status = MakeCallPlan(*context_, pass_, serialized, plan.get());
+    plan_ = std::move(plan);
+    if (status.ok()) context_->plans.Add(pass_, serialized, plan_);
   }
-
-  choice_ = SelectPath(problem_, pass_, header_.policy, context_->paths->candidates(),
-                       static_cast<int64_t>(context_->config.workspace_limit_bytes));
-  for (const Rejection& rejection : choice_.rejections) {
+  for (const Rejection& rejection : plan_->choice.rejections) {
     context_->metrics->CountRejection(rejection.path, rejection.reason);
   }
-  if (choice_.backend == nullptr) return UnmetPolicyError(header_.policy, choice_);
-  kernel_ = choice_.backend->KernelId(problem_, pass_);
-  workspace_bytes_ = choice_.backend->WorkspaceBytes(problem_, pass_);
-  // Counting visible entries takes time in the number of rows: of a call that cannot be tiny they
-  // are counted where it runs, after it was admitted.
-  if (bytes <= kTinyBytes) flops_ = Flops(problem_, pass_);
+  if (!status.ok()) return status;
+  problem_ = plan_->problem;
+  payload_sizes_ = plan_->payload_sizes;
   times_.parsed = context_->clock->Now();
   return absl::OkStatus();
-}
-
-void AttentionCall::PlanOutputs() {
-  const auto add = [this](DType dtype, int64_t elements) {
-    Output& output = output_plan_[num_outputs_++];
-    output.dtype = dtype;
-    output.bytes = static_cast<uint64_t>(elements) * static_cast<uint64_t>(SizeOf(dtype));
-  };
-  if (pass_ == Pass::kForward) {
-    add(problem_.out_dtype, OutElements(problem_));
-    add(DType::kFp32, LseElements(problem_));
-  } else {
-    add(problem_.out_dtype, DqElements(problem_));
-    add(problem_.out_dtype, DkElements(problem_));
-    add(problem_.out_dtype, DvElements(problem_));
-    if (problem_.bias) add(DType::kFp32, DbiasElements(problem_));
-    if (problem_.has_sinks) add(DType::kFp32, problem_.num_heads);
-  }
-  uint64_t offset = 0;
-  for (int i = 0; i < num_outputs_; ++i) {
-    output_plan_[i].offset = offset;
-    offset += AlignUp(output_plan_[i].bytes);
-  }
-}
-
-uint64_t AttentionCall::OutputBytes() const {
-  uint64_t bytes = 0;
-  for (int i = 0; i < num_outputs_; ++i) bytes += output_plan_[i].bytes;
-  return bytes;
 }
 
 uint64_t AttentionCall::InputBytes() const {
@@ -124,20 +80,20 @@ absl::Status AttentionCall::CheckUnaryMessage(uint64_t message_bytes) const {
 }
 
 absl::Status AttentionCall::CheckUnary(std::span<const uint64_t> payload_sizes) {
-  if (absl::Status s = CheckPayloadSizes(header_, payload_sizes); !s.ok()) return s;
+  if (absl::Status s = CheckPayloadSizes(plan_->header, payload_sizes); !s.ok()) return s;
   payload_sizes_.assign(payload_sizes.begin(), payload_sizes.end());
   const uint64_t limit = context_->config.max_unary_bytes;
-  if (OutputBytes() > limit) {
-    return absl::ResourceExhaustedError(Cat(
-        "the reply would have ", OutputBytes(), " bytes of tensors; a unary message holds at most ",
-        limit, " (--max-unary-bytes). ", StreamTwin(pass_), " takes tensors of any size"));
+  if (const uint64_t bytes = plan_->OutputBytes(); bytes > limit) {
+    return absl::ResourceExhaustedError(
+        Cat("the reply would have ", bytes, " bytes of tensors; a unary message holds at most ",
+            limit, " (--max-unary-bytes). ", StreamTwin(pass_), " takes tensors of any size"));
   }
   return absl::OkStatus();
 }
 
 absl::Status AttentionCall::Admit() {
   absl::StatusOr<Admission::Ticket> ticket = context_->admission->Admit(
-      InputBytes() + OutputBytes(), static_cast<uint64_t>(workspace_bytes_), &retry_);
+      InputBytes() + plan_->OutputBytes(), static_cast<uint64_t>(plan_->workspace_bytes), &retry_);
   if (!ticket.ok()) return ticket.status();
   ticket_ = *std::move(ticket);
   return absl::OkStatus();
@@ -157,11 +113,13 @@ absl::Status AttentionCall::AllocateInputs() {
 }
 
 bool AttentionCall::tiny() const {
-  return flops_ && *flops_ <= kTinyFlops && ticket_.bytes() <= kTinyBytes;
+  // On a device even a small call may have to wait for its turn, which is not for gRPC's threads.
+  return !on_cuda() && plan_->cost && plan_->cost->flops <= kTinyFlops &&
+         ticket_.bytes() <= kSmallCallBytes;
 }
 
 const std::byte* AttentionCall::InputData(Input input) const {
-  const TensorRef& ref = header_[input];
+  const TensorRef& ref = plan_->header[input];
   if (!ref.present) return nullptr;
   return inputs_.data() + payload_offsets_[ref.payload] + ref.offset_bytes;
 }
@@ -180,24 +138,24 @@ absl::Status AttentionCall::BindInputs() {
 }
 
 absl::Status AttentionCall::AllocateOutputs() {
-  const Output& last = output_plan_[num_outputs_ - 1];
+  const CallPlan::Output& last = plan_->outputs[plan_->num_outputs - 1];
   absl::StatusOr<BufferPool::Buffer> buffer = context_->buffers->Allocate(last.offset + last.bytes);
   if (!buffer.ok()) return buffer.status();
   output_data_ = buffer->data();
   auto owner = std::make_shared<OutputMemory>();
   owner->pool = context_->buffers;
   owner->buffer = *std::move(buffer);
-  for (int i = 0; i < num_outputs_; ++i) {
-    outputs_[i].bytes = {output_data_ + output_plan_[i].offset, output_plan_[i].bytes};
+  for (int i = 0; i < plan_->num_outputs; ++i) {
+    outputs_[i].bytes = {output_data_ + plan_->outputs[i].offset, plan_->outputs[i].bytes};
     outputs_[i].owner = owner;
   }
   return absl::OkStatus();
 }
 
 absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
-  RunContext run{.workspace = workspace, .cancel = &token_};
+  const RunContext run{.workspace = workspace, .cancel = &token_, .device_times = &device_times_};
   const auto output = [this](int i) {
-    return static_cast<void*>(output_data_ + output_plan_[i].offset);
+    return static_cast<void*>(output_data_ + plan_->outputs[i].offset);
   };
   if (pass_ == Pass::kForward) {
     const ForwardTensors tensors{.q = InputData(Input::kQ),
@@ -205,7 +163,7 @@ absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
                                  .v = InputData(Input::kV),
                                  .out = output(0),
                                  .lse = static_cast<float*>(output(1))};
-    return choice_.backend->Forward(problem_, tensors, run);
+    return plan_->choice.backend->Forward(problem_, tensors, run);
   }
   BackwardTensors tensors{.q = InputData(Input::kQ),
                           .k = InputData(Input::kK),
@@ -220,43 +178,38 @@ absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
   int next = 3;
   if (problem_.bias) tensors.dbias = static_cast<float*>(output(next++));
   if (problem_.has_sinks) tensors.dsink = static_cast<float*>(output(next++));
-  return choice_.backend->Backward(problem_, tensors, run);
+  return plan_->choice.backend->Backward(problem_, tensors, run);
+}
+
+std::chrono::nanoseconds AttentionCall::KernelTime() const {
+  return on_cuda() ? std::chrono::nanoseconds(device_times_.kernel_ns)
+                   : std::chrono::nanoseconds(times_.ran - times_.run);
 }
 
 absl::Status AttentionCall::Run() {
   if (absl::Status s = BindInputs(); !s.ok()) return s;
   if (absl::Status s = token_.Check(); !s.ok()) return s;
   if (absl::Status s = AllocateOutputs(); !s.ok()) return s;
-  absl::StatusOr<BufferPool::Buffer> workspace =
-      context_->buffers->Allocate(static_cast<uint64_t>(workspace_bytes_));
-  if (!workspace.ok()) return workspace.status();
+  BufferPool::Buffer workspace;
+  if (plan_->workspace_bytes > 0) {
+    auto buffer = context_->buffers->Allocate(static_cast<uint64_t>(plan_->workspace_bytes));
+    if (!buffer.ok()) return buffer.status();
+    workspace = *std::move(buffer);
+  }
 
   times_.run = context_->clock->Now();
-  if (absl::Status s = RunBackend(workspace->span()); !s.ok()) return s;
+  if (absl::Status s = RunBackend(workspace.span()); !s.ok()) return s;
   times_.ran = context_->clock->Now();
 
   // With a block mask the visible entries are known only now that its contents are.
-  if (!flops_ || problem_.block_mask) flops_ = Flops(problem_, pass_);
-  model_ = choice_.backend->Model(problem_, pass_);
-  compulsory_bytes_ = CompulsoryBytes(problem_, pass_);
-  const auto kernel_time = std::chrono::nanoseconds(times_.ran - times_.run);
-  context_->metrics->CountExecution(pass_, *choice_.path, problem_.dtype, *flops_, kernel_time);
-  context_->rates->Observe(pass_, *choice_.path, *flops_, kernel_time);
+  cost_ = plan_->cost && !problem_.block_mask ? *plan_->cost
+                                              : CostOf(problem_, pass_, *plan_->choice.backend);
+  const std::chrono::nanoseconds kernel_time = KernelTime();
+  const PathId path = *plan_->choice.path;
+  context_->metrics->CountExecution(pass_, path, problem_.dtype, cost_->flops, kernel_time);
+  context_->rates->Observe(pass_, path, cost_->flops, kernel_time);
   inputs_ = BufferPool::Buffer();
-  DescribeOutputs();
   return absl::OkStatus();
-}
-
-std::string_view AttentionCall::path_name() const {
-  return choice_.path ? Name(*choice_.path) : std::string_view();
-}
-
-std::string AttentionCall::RejectionList() const {
-  std::string out;
-  for (const Rejection& rejection : choice_.rejections) {
-    out += Cat(out.empty() ? "" : ",", Name(rejection.path), ":", Name(rejection.reason));
-  }
-  return out;
 }
 
 absl::Status AttentionCall::Settle(absl::Status status) {
@@ -280,10 +233,11 @@ absl::Status AttentionCall::Settle(absl::Status status) {
     log::Debug("call", {{"id", request_id_},
                         {"method", Name(method_)},
                         {"code", CodeName(status.code())},
-                        {"path", path_name()},
-                        {"kernel", kernel_},
+                        {"path", plan_ ? plan_->path_name() : std::string_view()},
+                        {"kernel", plan_ ? plan_->kernel : std::string()},
                         {"bytes", ticket_.bytes()},
-                        {"kernel_us", micros(times_.run, times_.ran)},
+                        {"device", device_times_.device_index},
+                        {"run_us", micros(times_.run, times_.ran)},
                         {"handler_us", micros(times_.start, now)},
                         {"error", status.message()}});
   }

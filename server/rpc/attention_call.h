@@ -21,6 +21,7 @@
 #include "kernels/api/path.h"
 #include "kernels/api/problem.h"
 #include "proto/wire/byte_buffer.h"
+#include "server/rpc/call_plan.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/service_context.h"
 
@@ -69,17 +70,15 @@ class AttentionCall {
   absl::Status Run();
 
   // The reply: after Run() succeeded.
-  const google::protobuf::MessageLite& response_header() const { return *response_header_; }
+  const google::protobuf::MessageLite& response_header() const { return *plan_->response_header; }
   std::span<const wire::OutgoingPayload> outputs() const {
-    return {outputs_.data(), static_cast<size_t>(num_outputs_)};
+    return {outputs_.data(), static_cast<size_t>(plan_->num_outputs)};
   }
   // Fills in the report as of now; call last.
   const v1::ExecutionReport& Report();
-  // Trailing metadata "attn-path", "attn-kernel", "attn-rejections"; empty where no path was
-  // chosen.
-  std::string_view path_name() const;
-  const std::string& kernel() const { return kernel_; }
-  std::string RejectionList() const;
+  // What the header asks for: path, kernel and rejections. Null before ReadHeader(); where that
+  // failed there may be no path.
+  const CallPlan* plan() const { return plan_.get(); }
 
   // Settles how the call ended: counts it and, at debug level, logs it. Call once. A cancellation
   // that the deadline caused becomes DEADLINE_EXCEEDED.
@@ -100,20 +99,17 @@ class AttentionCall {
     std::shared_ptr<BufferPool> pool;
     BufferPool::Buffer buffer;
   };
-  struct Output {
-    DType dtype = DType::kFp32;
-    uint64_t bytes = 0;
-    uint64_t offset = 0;  // in outputs' buffer
-  };
 
-  void PlanOutputs();
   absl::Status BindInputs();
   absl::Status AllocateOutputs();
   absl::Status RunBackend(std::span<std::byte> workspace);
-  void DescribeOutputs();
   const std::byte* InputData(Input input) const;
-  uint64_t OutputBytes() const;
   uint64_t InputBytes() const;
+  bool on_cuda() const { return DeviceOf(*plan_->choice.path) == DeviceKind::kCuda; }
+  // After RunBackend(): of the attention itself; on a device without queueing and copies.
+  std::chrono::nanoseconds KernelTime() const;
+  // What only calls on a device have.
+  void ReportDevice(v1::ExecutionReport* report) const;
 
   ServiceContext* const context_;
   const Method method_;
@@ -122,15 +118,13 @@ class AttentionCall {
   CancelToken token_;
   Times times_;
 
-  // The header, the response header and the report live here: no allocation of their own.
-  alignas(8) std::array<char, 4096> arena_block_;
+  // The report lives here: no allocation of its own.
+  alignas(8) std::array<char, 2048> arena_block_;
   google::protobuf::Arena arena_;
-  ConvertedHeader header_;
-  AttentionProblem problem_;
-  PathChoice choice_;
-  std::optional<uint64_t> flops_;
-  int64_t workspace_bytes_ = 0;
-  std::string kernel_;
+  std::shared_ptr<const CallPlan> plan_;
+  AttentionProblem problem_;  // the plan's, with option tensors bound
+  std::optional<CallCost> cost_;
+  DeviceTimes device_times_;  // all 0 on a CPU path
 
   Admission::Ticket ticket_;
   std::chrono::milliseconds retry_{0};
@@ -138,14 +132,9 @@ class AttentionCall {
   std::vector<uint64_t> payload_offsets_;  // in inputs_
   BufferPool::Buffer inputs_;
 
-  std::array<Output, 5> output_plan_;
   std::array<wire::OutgoingPayload, 5> outputs_;
-  int num_outputs_ = 0;
   std::byte* output_data_ = nullptr;
-  google::protobuf::MessageLite* response_header_ = nullptr;
   v1::ExecutionReport* report_ = nullptr;
-  TileModel model_;
-  uint64_t compulsory_bytes_ = 0;
   std::string request_id_;
 };
 

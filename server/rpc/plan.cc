@@ -41,7 +41,9 @@ std::string AdviceFor(const Rejection& rejection) {
     case Reason::kAlignment:
       return advise("send contiguous tensors at aligned offsets");
     case Reason::kWorkspaceLimit:
-      return advise("split the batch, or raise --workspace-limit-bytes on the server");
+      return advise(
+          "split the batch, or raise --workspace-limit-bytes (on a GPU, --device-memory-limit) on "
+          "the server");
     case Reason::kPolicy:
       return advise("set path_policy to AUTO or REQUIRE_FLASH");
     case Reason::kDisabledByConfig:
@@ -73,21 +75,28 @@ void AddAdvice(const ServiceContext& context, const PathChoice& choice,
   }
 }
 
+// On CUDA the rates are those of the first device: a host's devices are alike as a rule.
 void AddPrediction(const ServiceContext& context, Pass pass, PathId path,
                    v1::PlanResponse* response) {
-  const double flops_rate = context.rates->FlopsPerSecond(pass, path);
-  const double copy_rate = context.rates->copy_bytes_per_second();
-  if (flops_rate > 0) {
-    response->set_predicted_compute_ns(
-        static_cast<uint64_t>(static_cast<double>(response->flops()) / flops_rate * 1e9));
-  }
-  if (copy_rate > 0) {
-    response->set_predicted_memory_ns(static_cast<uint64_t>(
-        static_cast<double>(response->traffic().compulsory_bytes()) / copy_rate * 1e9));
-  }
+  const v1::DeviceInfo* device =
+      DeviceOf(path) == DeviceKind::kCuda ? context.CudaDevice(-1) : nullptr;
+  const auto nanoseconds = [](uint64_t work, double per_second) {
+    return per_second > 0 ? static_cast<uint64_t>(static_cast<double>(work) / per_second * 1e9)
+                          : uint64_t{0};
+  };
+  const v1::Traffic& traffic = response->traffic();
+  const double copy_rate =
+      device != nullptr ? device->copy_gb_per_s() * 1e9 : context.rates->copy_bytes_per_second();
+  response->set_predicted_compute_ns(
+      nanoseconds(response->flops(), context.rates->FlopsPerSecond(pass, path)));
+  response->set_predicted_memory_ns(nanoseconds(traffic.compulsory_bytes(), copy_rate));
   // Computing and waiting for memory overlap.
   response->set_predicted_ns(
       std::max(response->predicted_compute_ns(), response->predicted_memory_ns()));
+  if (device == nullptr) return;
+  response->set_predicted_transfer_ns(
+      nanoseconds(traffic.host_to_device_bytes(), device->host_to_device_gb_per_s() * 1e9) +
+      nanoseconds(traffic.device_to_host_bytes(), device->device_to_host_gb_per_s() * 1e9));
 }
 
 // Copies the block mask out of its payload and points the problem at the copy.
@@ -193,6 +202,10 @@ absl::Status MakePlan(const ServiceContext& context, const v1::PlanRequest& requ
   const bool on_cpu = !choice.path || DeviceOf(*choice.path) == DeviceKind::kCpu;
   traffic.set_wire_request_bytes(RequestBytes(header.spec));
   traffic.set_wire_response_bytes(ResponseBytes(problem, pass));
+  if (!on_cpu) {
+    traffic.set_host_to_device_bytes(traffic.wire_request_bytes());
+    traffic.set_device_to_host_bytes(traffic.wire_response_bytes());
+  }
   traffic.set_compulsory_bytes(CompulsoryBytes(problem, pass));
   traffic.set_standard_bytes(StandardBytes(problem, pass, on_cpu ? 4 : SizeOf(problem.dtype)));
   response->set_flops(Flops(problem, pass));

@@ -1,7 +1,6 @@
-// The parts of AttentionCall that write the reply's words: response header and execution report.
+// The part of AttentionCall that writes the execution report.
 #include <algorithm>
 
-#include "kernels/api/traffic.h"
 #include "server/rpc/attention_call.h"
 
 namespace attn::server {
@@ -13,74 +12,74 @@ uint64_t Nanoseconds(TimePoint from, TimePoint to) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(to - from).count());
 }
 
-// The standard algorithm stores FP32 scores on a CPU, scores of the input dtype on CUDA.
-int64_t ScoreBytes(PathId path, DType dtype) {
-  return DeviceOf(path) == DeviceKind::kCpu ? 4 : SizeOf(dtype);
+// What the device's measured rates allow at best, in nanoseconds; 0 where they are not known.
+double RooflineNs(const v1::DeviceInfo& device, const CallCost& cost) {
+  if (device.matrix_tflops() <= 0 || device.copy_gb_per_s() <= 0) return 0;
+  return std::max(static_cast<double>(cost.flops) / (device.matrix_tflops() * 1e3),
+                  static_cast<double>(cost.compulsory_bytes) / device.copy_gb_per_s());
 }
 
 }  // namespace
 
-void AttentionCall::DescribeOutputs() {
-  const AttentionSpec& spec = header_.spec;
-  const auto describe = [this](v1::Tensor* tensor, int index, const std::vector<int64_t>& shape) {
-    tensor->set_dtype(ToProto(output_plan_[index].dtype));
-    tensor->mutable_shape()->Assign(shape.begin(), shape.end());
-    tensor->set_payload(static_cast<uint32_t>(index));
-  };
-  if (pass_ == Pass::kForward) {
-    auto* header = google::protobuf::Arena::CreateMessage<v1::ForwardResponseHeader>(&arena_);
-    std::vector<int64_t> shape = spec.q.shape;
-    shape.back() = problem_.head_dim_v;
-    describe(header->mutable_out(), 0, shape);
-    if (problem_.layout == Layout::kBshd) {
-      describe(header->mutable_lse(), 1, {problem_.batch, problem_.num_heads, problem_.seqlen_q});
-    } else {
-      describe(header->mutable_lse(), 1, {problem_.num_heads, problem_.total_q});
-    }
-    response_header_ = header;
-    return;
+void AttentionCall::ReportDevice(v1::ExecutionReport* report) const {
+  const DeviceTimes& times = device_times_;
+  report->set_device_index(times.device_index);
+  v1::StageTimes& stages = *report->mutable_times();
+  stages.set_device_queue_ns(times.queue_ns);
+  stages.set_host_to_device_ns(times.host_to_device_ns);
+  stages.set_device_to_host_ns(times.device_to_host_ns);
+  v1::Traffic& traffic = *report->mutable_traffic();
+  traffic.set_host_to_device_bytes(times.host_to_device_bytes);
+  traffic.set_device_to_host_bytes(times.device_to_host_bytes);
+  const v1::DeviceInfo* device =
+      times.device_index < 0 ? nullptr : context_->CudaDevice(times.device_index);
+  if (device != nullptr && times.kernel_ns > 0) {
+    report->set_fraction_of_roofline(RooflineNs(*device, *cost_) /
+                                     static_cast<double>(times.kernel_ns));
   }
-  auto* header = google::protobuf::Arena::CreateMessage<v1::BackwardResponseHeader>(&arena_);
-  describe(header->mutable_dq(), 0, spec.q.shape);
-  describe(header->mutable_dk(), 1, spec.k.shape);
-  describe(header->mutable_dv(), 2, spec.v.shape);
-  int next = 3;
-  if (problem_.bias) describe(header->mutable_dbias(), next++, spec.bias->shape);
-  if (problem_.has_sinks) describe(header->mutable_dsink(), next++, {problem_.num_heads});
-  response_header_ = header;
+  Metrics& metrics = *context_->metrics;
+  const auto observe = [this, &metrics](Stage stage, uint64_t ns) {
+    metrics.ObserveStage(stage, pass_, std::chrono::nanoseconds(ns));
+  };
+  observe(Stage::kDeviceQueue, times.queue_ns);
+  observe(Stage::kHostToDevice, times.host_to_device_ns);
+  observe(Stage::kDeviceToHost, times.device_to_host_ns);
+  metrics.CountBytes(ByteLevel::kHostToDevice, times.host_to_device_bytes);
+  metrics.CountBytes(ByteLevel::kDeviceToHost, times.device_to_host_bytes);
 }
 
 const v1::ExecutionReport& AttentionCall::Report() {
-  const PathId path = *choice_.path;
-  const uint64_t flops = flops_.value_or(0);
-  const uint64_t kernel_ns = Nanoseconds(times_.run, times_.ran);
-  const uint64_t standard = StandardBytes(problem_, pass_, ScoreBytes(path, problem_.dtype));
+  const PathId path = *plan_->choice.path;
+  const CallCost& cost = *cost_;
+  const std::vector<Rejection>& rejections = plan_->choice.rejections;
+  const auto kernel_ns = static_cast<uint64_t>(KernelTime().count());
   report_ = google::protobuf::Arena::CreateMessage<v1::ExecutionReport>(&arena_);
   v1::ExecutionReport& r = *report_;
   r.set_pass(ToProto(pass_));
   r.set_path_class(ToProto(ClassOf(path)));
   r.set_device_kind(ToProto(DeviceOf(path)));
   r.set_path(std::string(Name(path)));
-  r.set_kernel(kernel_);
-  r.mutable_rejections()->Reserve(static_cast<int>(choice_.rejections.size()));
-  for (const Rejection& rejection : choice_.rejections) {
-    ToProto(rejection, header_.full_report, r.add_rejections());
+  r.set_kernel(plan_->kernel);
+  r.mutable_rejections()->Reserve(static_cast<int>(rejections.size()));
+  for (const Rejection& rejection : rejections) {
+    ToProto(rejection, plan_->header.full_report, r.add_rejections());
   }
   r.set_fused_batch(1);
-  r.set_flops(flops);
+  r.set_flops(cost.flops);
   if (kernel_ns > 0) {
-    r.set_achieved_tflops(static_cast<double>(flops) / static_cast<double>(kernel_ns) * 1e-3);
-    r.set_achieved_gb_per_s(static_cast<double>(compulsory_bytes_) /
+    r.set_achieved_tflops(static_cast<double>(cost.flops) / static_cast<double>(kernel_ns) * 1e-3);
+    r.set_achieved_gb_per_s(static_cast<double>(cost.compulsory_bytes) /
                             static_cast<double>(kernel_ns));
   }
   r.set_request_id(request_id_);
+  if (on_cuda()) ReportDevice(&r);
 
   v1::Traffic& traffic = *r.mutable_traffic();
   traffic.set_wire_request_bytes(InputBytes());
-  traffic.set_wire_response_bytes(OutputBytes());
-  traffic.set_compulsory_bytes(compulsory_bytes_);
-  traffic.set_tile_bytes(model_.bytes());
-  traffic.set_standard_bytes(standard);
+  traffic.set_wire_response_bytes(plan_->OutputBytes());
+  traffic.set_compulsory_bytes(cost.compulsory_bytes);
+  traffic.set_tile_bytes(cost.model.bytes());
+  traffic.set_standard_bytes(cost.standard_bytes);
 
   // Gathering comes before the queue in a stream (chunks arrive, then the call waits) and after it
   // in a unary call (the bytes are copied when a worker takes the call up).
@@ -108,9 +107,9 @@ const v1::ExecutionReport& AttentionCall::Report() {
   observe(Stage::kReply, times.reply_ns());
   metrics.CountBytes(ByteLevel::kWireRequest, traffic.wire_request_bytes());
   metrics.CountBytes(ByteLevel::kWireResponse, traffic.wire_response_bytes());
-  metrics.CountBytes(ByteLevel::kCompulsory, compulsory_bytes_);
-  metrics.CountBytes(ByteLevel::kTile, model_.bytes());
-  metrics.CountBytes(ByteLevel::kStandard, standard);
+  metrics.CountBytes(ByteLevel::kCompulsory, cost.compulsory_bytes);
+  metrics.CountBytes(ByteLevel::kTile, cost.model.bytes());
+  metrics.CountBytes(ByteLevel::kStandard, cost.standard_bytes);
   return r;
 }
 

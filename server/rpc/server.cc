@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -12,16 +13,13 @@
 #include "absl/strings/str_join.h"
 #include "kernels/api/text.h"
 #include "server/config/log.h"
+#include "server/execution/allocator.h"
 #include "server/execution/periodic.h"
 #include "server/metrics/http.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/service.h"
 #include "server/rpc/service_context.h"
 #include "server/status/serving_state.h"
-
-// tcmalloc's, where it is linked: it keeps freed memory, and after a call of a gigabyte that is
-// much.
-extern "C" void MallocExtension_ReleaseFreeMemory() __attribute__((weak));
 
 namespace attn::server {
 namespace {
@@ -43,7 +41,8 @@ class ServerImpl final : public Server {
   ServerImpl(const ServerOptions& options, PathTable paths)
       : config_(options.config),
         paths_(std::move(paths)),
-        buffers_(std::make_shared<BufferPool>(config_.max_inflight_bytes / 2)),
+        buffers_(std::make_shared<BufferPool>(config_.max_inflight_bytes / 2,
+                                              options.device_hooks.pinning)),
         admission_({.max_requests = config_.max_inflight_requests,
                     .max_bytes = config_.max_inflight_bytes,
                     .max_request_bytes = config_.max_request_bytes},
@@ -60,17 +59,22 @@ class ServerImpl final : public Server {
     context_.paths = &paths_;
     context_.rates = &rates_;
     context_.devices = options.devices;
+    context_.device_hooks = options.device_hooks;
     context_.started = options.clock->Now();
     context_.request_id_prefix = RequestIdPrefix();
   }
 
   ~ServerImpl() override {
     if (!drained_) Stop(std::chrono::milliseconds(0));
+    if (context_.device_hooks.present()) context_.device_hooks.on_unhealthy(nullptr);
     metrics_.RemoveLive();
   }
 
   // Before any call: what the paths can do.
   void Prepare(const ServerOptions& options) {
+    if (context_.device_hooks.present()) {
+      context_.device_hooks.on_unhealthy([this] { NoteUnhealthyDevice(); });
+    }
     if (options.self_test) RunSelfTest();
     for (PathId path : kAllPaths) metrics_.SetPathAvailable(path, paths_.available(path));
     for (const auto& device : options.devices) {
@@ -100,9 +104,11 @@ class ServerImpl final : public Server {
     addresses_ = std::move(listener->addresses);
     housekeeping_ = std::make_unique<Periodic>(kHousekeeping, [this] { KeepHouse(); });
     state_.Attach(grpc_.get());
-    state_.Set(paths_.any_available());
+    state_.Set(CanServe());
     if (!paths_.any_available()) {
       log::Error("no path is available: health is NOT_SERVING, every call will be refused");
+    } else if (!CanServe()) {
+      log::Error("no CUDA device is healthy: health is NOT_SERVING");
     }
     return absl::OkStatus();
   }
@@ -139,8 +145,28 @@ class ServerImpl final : public Server {
   const std::vector<SelfTestResult>& self_test_results() const override { return self_test_; }
 
  private:
+  // With CUDA paths there must be a device to run them: calls go there, whatever else the server
+  // has.
+  bool CanServe() const {
+    if (!paths_.any_available()) return false;
+    const bool cuda = std::any_of(kAllPaths.begin(), kAllPaths.end(), [this](PathId path) {
+      return DeviceOf(path) == DeviceKind::kCuda && paths_.available(path);
+    });
+    if (!cuda || !context_.device_hooks.present()) return true;
+    const std::vector<DeviceStatus> devices = context_.device_hooks.status();
+    return std::any_of(devices.begin(), devices.end(),
+                       [](const DeviceStatus& device) { return device.healthy; });
+  }
+
+  // Devices do not recover, so health only ever falls: no race with Drain().
+  void NoteUnhealthyDevice() {
+    if (CanServe()) return;
+    log::Error("no CUDA device is healthy: health is NOT_SERVING");
+    state_.Set(false);
+  }
+
   void RunSelfTest() {
-    self_test_ = SelfTestAll(&paths_);
+    self_test_ = SelfTestAll(&paths_, CudaIndices(context_.devices));
     for (PathId path : kAllPaths) {
       bool tested = false, passed = true;
       for (const SelfTestResult& result : self_test_) {
@@ -151,6 +177,7 @@ class ServerImpl final : public Server {
         log::Error("self-test failed: the path is disabled", {{"path", Name(path)},
                                                               {"pass", Name(result.pass)},
                                                               {"dtype", Name(result.dtype)},
+                                                              {"device", result.device},
                                                               {"error", result.status.message()}});
       }
       if (tested) metrics_.SetSelfTestPassed(path, passed);
@@ -173,11 +200,49 @@ class ServerImpl final : public Server {
         [this] { return static_cast<double>(buffers_->stats().retained_bytes); });
     add("attn_buffer_pool_in_use_bytes", "Memory that calls hold now.",
         [this] { return static_cast<double>(buffers_->stats().in_use_bytes); });
+    add("attn_process_allocator_in_use_bytes", "Heap memory that the process holds.",
+        [] { return static_cast<double>(ReadAllocatorStats().in_use_bytes); });
+    add("attn_process_allocator_retained_bytes", "Freed heap memory that is kept for reuse.",
+        [] { return static_cast<double>(ReadAllocatorStats().retained_bytes); });
+    AddDeviceMetrics();
     add("attn_healthy", "1 where health checks answer SERVING.",
         [this] { return state_.serving() ? 1.0 : 0.0; });
     add("attn_uptime_seconds", "Time since the server was made.", [this] {
       return std::chrono::duration<double>(context_.clock->Now() - context_.started).count();
     });
+  }
+
+  void AddDeviceMetrics() {
+    const auto read = [this](auto value) {
+      return [this, value] {
+        double sum = 0;
+        if (!context_.device_hooks.present()) return sum;
+        for (const DeviceStatus& device : context_.device_hooks.status()) sum += value(device);
+        return sum;
+      };
+    };
+    metrics_.AddLive(
+        "attn_devices", "CUDA devices of this server, by health.",
+        {{{{"health", "healthy"}}, read([](const DeviceStatus& d) { return d.healthy ? 1 : 0; })},
+         {{{"health", "unhealthy"}},
+          read([](const DeviceStatus& d) { return d.healthy ? 0 : 1; })}});
+    const auto add = [this, &read](const char* name, const char* help, auto value) {
+      std::vector<Metrics::LiveSeries> series;
+      for (int index : CudaIndices(context_.devices)) {
+        series.push_back({{{"index", Cat(index)}}, read([index, value](const DeviceStatus& d) {
+                            return d.index == index ? static_cast<double>(value(d)) : 0.0;
+                          })});
+      }
+      if (!series.empty()) metrics_.AddLive(name, help, std::move(series));
+    };
+    add("attn_device_busy_lanes", "Calls under way on the device.",
+        [](const DeviceStatus& d) { return d.busy_lanes; });
+    add("attn_device_memory_in_use_bytes", "Device memory that calls hold now.",
+        [](const DeviceStatus& d) { return d.memory_in_use_bytes; });
+    add("attn_device_memory_retained_bytes", "Device memory kept for reuse.",
+        [](const DeviceStatus& d) { return d.memory_retained_bytes; });
+    add("attn_device_memory_limit_bytes", "Device memory that calls may hold together.",
+        [](const DeviceStatus& d) { return d.memory_limit_bytes; });
   }
 
   // Ends idle streams; gives memory back where no call came for a while.
@@ -191,9 +256,11 @@ class ServerImpl final : public Server {
       return;
     }
     if (now < last_call_ + kTrimAfter) return;
-    // Also without a call since the last time: messages that gRPC refuses leave memory, too.
+    // The allocator keeps freed memory, and after a call of a gigabyte that is much. Also without a
+    // call since the last time: messages that gRPC refuses leave memory, too.
     buffers_->Trim();
-    if (MallocExtension_ReleaseFreeMemory != nullptr) MallocExtension_ReleaseFreeMemory();
+    if (context_.device_hooks.present()) context_.device_hooks.trim();
+    ReleaseFreeMemory();
   }
 
   // Cancels what is left after `grace`, closes the listeners, stops the workers. The HTTP side
@@ -242,8 +309,9 @@ std::string JsonString(const std::string& text) {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
   if (absl::Status s = options.config.Check(); !s.ok()) return s;
   options.config.Resolve(AvailableMemoryBytes());
-  absl::StatusOr<PathTable> paths = PathTable::Create(
-      std::move(options.backends), options.config.disable_path, options.config.cpu_fallback);
+  absl::StatusOr<PathTable> paths =
+      PathTable::Create(std::move(options.backends), options.config.disable_path,
+                        options.config.cpu_fallback, options.absent);
   if (!paths.ok()) return paths.status();
   auto server = std::make_unique<ServerImpl>(options, *std::move(paths));
   server->Prepare(options);
@@ -252,6 +320,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
     if (absl::Status s = WritePortsFile(options.config.ports_file, *server); !s.ok()) return s;
   }
   return server;
+}
+
+std::vector<int> CudaIndices(const std::vector<::attention::v1::DeviceInfo>& devices) {
+  std::vector<int> indices;
+  for (const auto& device : devices) {
+    if (device.kind() == ::attention::v1::DEVICE_KIND_CUDA) indices.push_back(device.index());
+  }
+  return indices;
 }
 
 absl::Status WritePortsFile(const std::string& path, const Server& server) {

@@ -12,6 +12,7 @@
 #include "kernels/api/backend.h"
 #include "server/config/config.h"
 #include "server/execution/clock.h"
+#include "server/execution/device_hooks.h"
 #include "server/execution/path_table.h"
 #include "server/execution/self_test.h"
 #include "server/metrics/metrics.h"
@@ -21,7 +22,10 @@ namespace attn::server {
 struct ServerOptions {
   Config config;  // checked; Resolve() is called by Start()
   std::vector<std::unique_ptr<Backend>> backends;
+  // Why a path that is compiled in has no backend; other paths without one stand as NOT_BUILT.
+  std::vector<Rejection> absent = {};
   std::vector<::attention::v1::DeviceInfo> devices;
+  DeviceHooks device_hooks = {};
   const Clock* clock = Clock::Real();
   bool self_test = true;      // run SelfTestAll() before serving
   bool measure_rates = true;  // for Plan's predictions
@@ -53,6 +57,9 @@ class Server {
   virtual const PathTable& paths() const = 0;
   virtual const std::vector<SelfTestResult>& self_test_results() const = 0;
 };
+
+// Which of the devices are CUDA devices, as the CUDA runtime counts.
+std::vector<int> CudaIndices(const std::vector<::attention::v1::DeviceInfo>& devices);
 
 // Writes {"listen": [...], "metrics": "..."} to `path`, so that a reader sees all of it or nothing.
 absl::Status WritePortsFile(const std::string& path, const Server& server);

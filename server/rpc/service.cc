@@ -82,9 +82,16 @@ std::unique_ptr<grpc::Service> MakeAttentionService(ServiceContext* context) {
 void FillServerInfo(const ServiceContext& context, v1::GetServerInfoResponse* response) {
   response->set_version(Version());
   response->set_git_commit(GitCommit());
+  std::vector<DeviceStatus> health;
+  if (context.device_hooks.present()) health = context.device_hooks.status();
   for (const v1::DeviceInfo& device : context.devices) {
     v1::DeviceInfo& out = *response->add_devices();
     out = device;
+    for (const DeviceStatus& status : health) {
+      if (device.kind() == v1::DEVICE_KIND_CUDA && status.index == device.index()) {
+        out.set_error(status.error);
+      }
+    }
     if (device.kind() != v1::DEVICE_KIND_CPU) continue;
     out.set_matrix_tflops(context.rates->BestForwardFlopsPerSecond() * 1e-12);
     out.set_copy_gb_per_s(context.rates->copy_bytes_per_second() * 1e-9);

@@ -13,15 +13,26 @@
 #include "server/execution/admission.h"
 #include "server/execution/buffer_pool.h"
 #include "server/execution/clock.h"
+#include "server/execution/device_hooks.h"
 #include "server/execution/executor.h"
 #include "server/execution/path_table.h"
 #include "server/execution/rates.h"
 #include "server/metrics/metrics.h"
+#include "server/rpc/call_plan.h"
 #include "server/rpc/stream_watch.h"
 
 namespace attn::server {
 
 struct ServiceContext {
+  // The CUDA device of that index; -1: the first. Null: none.
+  const ::attention::v1::DeviceInfo* CudaDevice(int index) const {
+    for (const auto& device : devices) {
+      if (device.kind() != ::attention::v1::DEVICE_KIND_CUDA) continue;
+      if (index < 0 || device.index() == index) return &device;
+    }
+    return nullptr;
+  }
+
   Config config;  // resolved
   const Clock* clock = nullptr;
   Metrics* metrics = nullptr;
@@ -32,6 +43,8 @@ struct ServiceContext {
   StreamWatch* watch = nullptr;
   const PathTable* paths = nullptr;
   Rates* rates = nullptr;
+  CallPlanCache plans;
+  DeviceHooks device_hooks;
   std::vector<::attention::v1::DeviceInfo> devices;  // rates are filled in when asked for
   TimePoint started;
   std::string request_id_prefix;  // differs from process to process

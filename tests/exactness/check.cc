@@ -11,9 +11,14 @@
 namespace attn::exactness {
 namespace {
 
-// The largest ratio seen so far: by path, then tensor. Tests run on one thread.
-std::map<std::string, std::map<std::string, double>>& Ratios() {
-  static auto* const kRatios = new std::map<std::string, std::map<std::string, double>>;
+struct Compared {
+  double worst = 0;  // the largest error / bound so far
+  int64_t tensors = 0;
+};
+
+// By path, then tensor. Tests run on one thread.
+std::map<std::string, std::map<std::string, Compared>>& Ratios() {
+  static auto* const kRatios = new std::map<std::string, std::map<std::string, Compared>>;
   return *kRatios;
 }
 
@@ -27,8 +32,9 @@ void CheckTensor(const reference::Tensor& want, const GuardedBuffer& got, DType 
   }
   const reference::Verdict verdict = reference::Compare(want, got.data(), dtype);
   if (want.empty()) return;
-  double& worst = Ratios()[who.substr(0, who.find(' '))][tensor];
-  worst = std::max(worst, verdict.ratio);
+  Compared& compared = Ratios()[who.substr(0, who.find(' '))][tensor];
+  compared.worst = std::max(compared.worst, verdict.ratio);
+  ++compared.tensors;
   if (!verdict.ok()) faults.push_back({absl::StrCat(who, " ", tensor), verdict.ToString()});
 }
 
@@ -66,8 +72,12 @@ class RatioPrinter : public ::testing::EmptyTestEventListener {
   void OnTestProgramEnd(const ::testing::UnitTest&) override {
     for (const auto& [path, tensors] : Ratios()) {
       std::printf("max(error / bound) of %s:", path.c_str());
-      for (const auto& [tensor, ratio] : tensors) std::printf(" %s %.3f", tensor.c_str(), ratio);
-      std::printf("\n");
+      int64_t count = 0;
+      for (const auto& [tensor, compared] : tensors) {
+        std::printf(" %s %.3f", tensor.c_str(), compared.worst);
+        count += compared.tensors;
+      }
+      std::printf("\ntensors compared on %s: %lld\n", path.c_str(), static_cast<long long>(count));
     }
   }
 };

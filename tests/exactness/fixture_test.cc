@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -18,8 +19,11 @@ namespace {
 
 using Json = nlohmann::json;
 
+// ATTN_FIXTURES names the folder where the program runs on another host than built it.
 std::string ReadFile(const std::string& name) {
-  std::ifstream file(absl::StrCat(ATTN_FIXTURE_DIR, "/", name), std::ios::binary);
+  const char* folder = std::getenv("ATTN_FIXTURES");
+  std::ifstream file(absl::StrCat(folder != nullptr ? folder : ATTN_FIXTURE_DIR, "/", name),
+                     std::ios::binary);
   std::stringstream contents;
   contents << file.rdbuf();
   return contents.str();

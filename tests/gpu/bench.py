@@ -16,6 +16,7 @@ import torch
 import bench_cases
 import bench_sweep
 import measure
+import results
 from attn_device import Library
 
 # Name on the command line: function, name of its result.
@@ -32,7 +33,7 @@ BENCHES = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="results")
-    parser.add_argument("--pause", type=float, default=0.2)
+    parser.add_argument("--pause", type=float, default=0.1)
     parser.add_argument("--path", default="flash_sm80", help="the path of sweep and decode")
     parser.add_argument("--cells", nargs="*", default=[])
     parser.add_argument("--bench", "--only", nargs="*", default=[])
@@ -57,7 +58,7 @@ def main():
             traceback.print_exc()
             failed += 1
             continue
-        measure.write_result(args.out, result_name, result, timer.method())
+        results.write_result(args.out, result_name, result, timer.method())
         torch.cuda.empty_cache()
     return 1 if failed else 0
 

@@ -24,7 +24,7 @@ def sweep_cell(lib, timer, path, which, dim, causal, seqlen):
     heads, batch = HIDDEN // dim, TOKENS // seqlen
     backward = which == "bwd"
     q, k, v, dout = measure.random_tensors(batch, seqlen, seqlen, heads, heads, dim, torch.bfloat16,
-                                   backward)
+                                           backward)
     hq, hk, hv, hdout = measure.heads_first(q, k, v, dout)
     flops = 4 * batch * seqlen**2 * heads * dim * (0.5 if causal else 1) * (2.5 if backward else 1)
     cell = dict(batch=batch, heads=heads, flops=flops, ms={}, tflops={}, spread={})
@@ -47,8 +47,9 @@ def sweep_cell(lib, timer, path, which, dim, causal, seqlen):
             measure.verify("forward", [("out", ours.out.transpose(1, 2), peer.result[0])])
             if backward:
                 ours.backward()
-                measure.verify("backward", [(n, got.transpose(1, 2), want) for n, got, want in
-                                    zip(("dq", "dk", "dv"), ours.grads, grads)])
+                measure.verify("backward", [
+                    (n, got.transpose(1, 2), want)
+                    for n, got, want in zip(("dq", "dk", "dv"), ours.grads, grads)])
     runs = {path: ours.backward if backward else ours.forward, **runs}
     for name, run in runs.items():
         times = timer(run)
@@ -91,7 +92,8 @@ def sweep(lib, timer, args):
         ratios = [c["ratio_fa2"] for c in cells
                   if c.get("ratio_fa2") and which in (c["which"], "all")]
         if ratios:
-            summary[which] = dict(geomean=measure.geomean(ratios), min=min(ratios), cells=len(ratios))
+            summary[which] = dict(geomean=measure.geomean(ratios), min=min(ratios),
+                                  cells=len(ratios))
             print(f"{which}: geometric mean against fa2 {summary[which]['geomean']:.3f}, "
                   f"least {summary[which]['min']:.3f}, {len(ratios)} cells")
     return dict(path=args.path, complete=not args.cells, cells=cells, summary=summary)

@@ -1,13 +1,7 @@
-"""Burst timing, the peers through torch's aten operators, and result files."""
+"""Burst timing, and the peers through torch's aten operators."""
 
-import datetime
 import fnmatch
-import json
 import math
-import os
-import pathlib
-import platform
-import subprocess
 import time
 
 import torch
@@ -24,7 +18,7 @@ METHOD = ("burst: pause {pause} s, {warmups} warm-ups, median of {calls} event-t
 class Timer:
     """The method of METHOD. Milliseconds."""
 
-    def __init__(self, pause=0.2, warmups=5, calls=20):
+    def __init__(self, pause=0.1, warmups=5, calls=20):
         self.pause, self.warmups, self.calls = pause, warmups, calls
         self._flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
 
@@ -150,38 +144,3 @@ def roof(timer):
     copy_ms = timer(lambda: y.copy_(x))["ms"]
     return {"matrix_fp16_8192_flops_per_s": 2 * 8192**3 / ms * 1e3,
             "copy_bytes_per_s": 2 * x.numel() / copy_ms * 1e3}
-
-
-def _smi(field):
-    try:
-        answer = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
-                                capture_output=True, text=True, timeout=20, check=True)
-        return answer.stdout.strip().split("\n")[0]
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown ({type(error).__name__})"
-
-
-def provenance():
-    """Where, when and with what a result was measured."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": _smi("driver_version"),
-        "sm_clock": _smi("clocks.sm"),
-        "sm_clock_max": _smi("clocks.max.sm"),
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-        "host": platform.platform(),
-        "commit": os.environ.get("ATTN_COMMIT", "unknown"),
-        "sources": json.loads(os.environ.get("ATTN_SOURCES", "{}")),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-
-
-def write_result(directory, name, result, method):
-    """DIR/NAME.json: what the program measured, with its provenance."""
-    path = pathlib.Path(directory)
-    path.mkdir(parents=True, exist_ok=True)
-    content = {"name": name, **provenance(), "method": method, **result}
-    (path / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path / name}.json", flush=True)

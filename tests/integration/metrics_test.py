@@ -9,7 +9,7 @@ import numpy as np
 from harness import contract
 from harness.cases import simple_case
 from harness.contract import pb
-from harness.server import INFLIGHT_GAUGES, Attnd, wait_idle, wait_until
+from harness.server import INFLIGHT_GAUGES, SLOWNESS, Attnd, wait_idle, wait_until
 
 T = contract.TIMEOUT_S
 PATHS = ("flash_sm90", "flash_sm80", "standard_cuda", "flash_cpu", "standard_cpu")
@@ -61,6 +61,31 @@ class MetricsTest(unittest.TestCase):
                 self.assertFalse(name.endswith("_total"), name)
             self.assertNotRegex(name, "_(ms|us|ns|ki?b|mi?b|gi?b|percent|milliseconds)(_|$)")
         self.assertLess(len(m.samples), 5000)  # labels are bounded
+
+    def test_allocator_gauges(self):
+        """What a large message took is in use, then retained, and given back at rest."""
+        in_use = "attn_process_allocator_in_use_bytes"
+        retained = "attn_process_allocator_retained_bytes"
+        before = self.server.metrics()
+        for gauge in (in_use, retained):
+            self.assertIn(gauge, before.names())
+        if SLOWNESS > 1:
+            self.skipTest("a sanitizer's allocator does not say")
+        self.assertGreater(before.total(in_use), 100_000)
+        case = simple_case(self.rng, seqlen_q=1, seqlen_k=32768, num_heads=4, num_kv_heads=4,
+                           head_dim=64)
+        channel = self.server.channel()
+        contract.pb_grpc.AttentionStub(channel).Forward(case.forward_request(), timeout=T)  # 64 MiB
+        channel.close()
+        wait_until(lambda: self.server.metrics().total(retained) > 24_000_000,
+                   "what was freed is retained", 4, self.server.process)
+
+        def given_back():
+            m = self.server.metrics()
+            return (m.total(retained) < 16_000_000
+                    and m.total(in_use) < before.total(in_use) + 8_000_000)
+
+        wait_until(given_back, "memory is given back at rest", 20, self.server.process)
 
     def test_latency_buckets_start_at_ten_microseconds(self):
         m = self.server.metrics()

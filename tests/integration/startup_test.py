@@ -16,7 +16,7 @@ import numpy as np
 from harness import contract
 from harness.cases import simple_case
 from harness.contract import pb
-from harness.server import ATTND, Attnd, run_refused
+from harness.server import ATTND, Attnd, absent_cuda_paths, has_gpu, run_refused
 
 T = contract.TIMEOUT_S
 
@@ -110,12 +110,37 @@ class StartupTest(unittest.TestCase):
         file.write_text(first)
         self.assertEqual(attnd("--check-config", f"--config={file}")[1], first)
 
+    @unittest.skipIf(has_gpu(), "this host has a GPU")
+    def test_cuda_paths_say_why_they_are_off(self):
+        def reasons(*flags):
+            with Attnd(*flags) as server:
+                info = server.stub().GetServerInfo(pb.GetServerInfoRequest(), timeout=T)
+                self.assertTrue(all(d.kind == pb.DEVICE_KIND_CPU for d in info.devices))
+                return {p.path: [(pb.Reason.Name(r.reason), r.detail) for r in p.rejections]
+                        for p in info.paths if not p.available}
+
+        off = reasons()
+        for path, reason in absent_cuda_paths().items():
+            ((name, detail),) = off[path]
+            self.assertEqual(name, "REASON_" + reason)
+            if reason == "NO_CUDA_DEVICE":
+                self.assertRegex(detail, "cudaError|no device")  # in the driver's words
+        switched_off = reasons("--cuda-devices=none")
+        for path, reason in absent_cuda_paths().items():
+            want = "REASON_NOT_BUILT" if reason == "NOT_BUILT" else "REASON_DISABLED_BY_CONFIG"
+            self.assertEqual([name for name, _ in switched_off[path]], [want])
+        # A device that is asked for by its number must be there.
+        status, text = run_refused("--cuda-devices=0")
+        self.assertEqual(status, 2)
+        self.assertIn("--cuda-devices 0", text)
+
     def test_bad_settings_are_refused_by_name(self):
         file = self.directory / "bad.toml"
         file.write_text("no-such-setting = 1\n")
         cases = [(["--max-unary-bytes=3GiB"], "max-unary-bytes"),
                  (["--max-unary-bytes=many"], "many"),
-                 (["--executor-workers=0"], "executor-workers"),
+                 (["--executor-workers=257"], "executor-workers"),
+                 (["--cuda-devices=first"], "cuda-devices"),
                  (["--drain-timeout=soon"], "soon"),
                  (["--log-level=loud"], "loud"),
                  (["--no-such-flag"], "no-such-flag"),

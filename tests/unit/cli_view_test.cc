@@ -282,6 +282,28 @@ work        134 MFLOP at 168 GFLOP/s, 5.24 GB/s of compulsory bytes
 )");
 }
 
+TEST(ReportViewTest, ADeviceAddsItsStagesAndBytes) {
+  v1::ExecutionReport report = SampleReport();
+  report.set_path("flash_sm80");
+  report.set_device_kind(v1::DEVICE_KIND_CUDA);
+  report.set_device_index(1);
+  report.mutable_times()->set_kernel_ns(200'000);
+  report.mutable_times()->set_device_queue_ns(10'000);
+  report.mutable_times()->set_host_to_device_ns(400'000);
+  report.mutable_times()->set_device_to_host_ns(150'000);
+  report.mutable_traffic()->set_host_to_device_bytes(3 << 20);
+  report.mutable_traffic()->set_device_to_host_bytes(1 << 20);
+  report.set_fraction_of_roofline(0.625);
+  const std::string text =
+      RenderReport(report, {std::chrono::nanoseconds(2'000'000), false, 1}, kAscii);
+  EXPECT_THAT(text, AllOf(HasSubstr("(flash, CUDA 1)"), HasSubstr("  for lane    10.0 us"),
+                          HasSubstr("  to device    400 us"), HasSubstr("  to host      150 us"),
+                          HasSubstr("  between     50.0 us")));
+  EXPECT_THAT(text, HasSubstr("  bus        4.00 MiB  ###                   "
+                              "to the device 3.00 MiB, back 1.00 MiB"));
+  EXPECT_THAT(text, HasSubstr("of compulsory bytes, 62.5% of the device's roofline"));
+}
+
 TEST(ReportViewTest, JsonKeepsItsKeys) {
   const nlohmann::ordered_json empty = ToJson(v1::ExecutionReport());
   for (const char* key : {"path", "pathClass", "kernel", "rejections", "fusedBatch", "flops",

@@ -90,7 +90,9 @@ class FakeDriver : public Driver {
       d.name = "Fake";
       d.major = states_[i].major;
       d.minor = states_[i].minor;
-      d.multiprocessors = 4;
+      d.multiprocessors = 132;  // as an H200 has them
+      d.l2_bytes = int64_t{60} << 20;
+      d.shared_bytes = 227 << 10;
       d.memory_bytes = memory_bytes_;
       all.push_back(d);
     }

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "kernels/api/text.h"
 #include "server/config/config.h"
 #include "server/config/log.h"
 
@@ -53,6 +54,24 @@ std::string ErrorOf(const std::vector<std::string>& arguments,
   const absl::StatusOr<CommandLine> parsed = ParseCommandLine(arguments, environment);
   EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument);
   return parsed.status().ToString();
+}
+
+TEST(ConfigTest, CudaDevicesAreAllNoneOrAList) {
+  EXPECT_EQ(*ParseCudaDevices("all"), std::nullopt);
+  EXPECT_THAT(**ParseCudaDevices("none"), ElementsAre());
+  EXPECT_THAT(**ParseCudaDevices("2,0"), ElementsAre(2, 0));
+  for (const char* text : {"", "x", "0,", "-1", "0;1", "1,1", "all,0"}) {
+    EXPECT_THAT(ErrorOf({Cat("--cuda-devices=", text)}), HasSubstr("--cuda-devices")) << text;
+  }
+  const Config config = Parsed({"--device-memory-limit=8GiB"}, NoEnvironment());
+  EXPECT_EQ(config.device_memory_limit_bytes, uint64_t{8} << 30);
+}
+
+TEST(ConfigTest, WorkersAreTwoWhereNothingIsSaid) {
+  Config config = Parsed({}, NoEnvironment());
+  EXPECT_EQ(config.executor_workers, 0);
+  config.Resolve(uint64_t{1} << 30);
+  EXPECT_EQ(config.executor_workers, 2);
 }
 
 TEST(ConfigTest, DefaultsAreLoopbackWithoutTls) {
@@ -133,7 +152,8 @@ TEST(ConfigTest, ErrorsNameFlagValueAndLimit) {
   EXPECT_THAT(ErrorOf({"--max-unary-bytes", "3GiB"}),
               AllOf(HasSubstr("--max-unary-bytes"), HasSubstr("3221225472"), HasSubstr("2 GiB")));
   EXPECT_THAT(ErrorOf({"--max-unary-bytes", "lots"}), HasSubstr("lots"));
-  EXPECT_THAT(ErrorOf({"--executor-workers", "0"}), HasSubstr("--executor-workers is 0"));
+  EXPECT_THAT(ErrorOf({"--executor-workers", "257"}), HasSubstr("--executor-workers is 257"));
+  EXPECT_THAT(ErrorOf({"--device-lanes", "0"}), HasSubstr("--device-lanes is 0"));
   EXPECT_THAT(ErrorOf({"--listen", "127.0.0.1"}), HasSubstr("host:port"));
   EXPECT_THAT(ErrorOf({"--listen", "127.0.0.1:70000"}), HasSubstr("65535"));
   EXPECT_THAT(ErrorOf({"--tls-cert", "c"}), HasSubstr("--tls-key"));

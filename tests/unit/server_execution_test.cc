@@ -285,6 +285,41 @@ TEST(BufferPoolTest, ImpossibleSizeIsAnError) {
   EXPECT_EQ(pool.stats().in_use_bytes, 0u);
 }
 
+std::vector<std::pair<void*, size_t>>& PinnedBlocks() {
+  static auto* blocks = new std::vector<std::pair<void*, size_t>>;
+  return *blocks;
+}
+
+BufferPool::Pinning FakePinning() {
+  return {.pin =
+              [](void* data, size_t bytes) {
+                PinnedBlocks().push_back({data, bytes});
+                return bytes < (size_t{16} << 20);  // larger ones fail
+              },
+          .unpin =
+              [](void* data) {
+                EXPECT_EQ(std::erase_if(PinnedBlocks(),
+                                        [data](const auto& b) { return b.first == data; }),
+                          1u);
+              }};
+}
+
+TEST(BufferPoolTest, LargeBlocksArePinnedForAsLongAsTheyLive) {
+  BufferPool pool(uint64_t{8} << 20, FakePinning());
+  { const auto small = pool.Allocate(64 << 10); }
+  EXPECT_TRUE(PinnedBlocks().empty());
+  { const auto block = pool.Allocate(2 << 20); }
+  ASSERT_EQ(PinnedBlocks().size(), 1u);
+  EXPECT_GE(PinnedBlocks()[0].second, size_t{2} << 20);
+  { const auto again = pool.Allocate(2 << 20); }
+  EXPECT_EQ(PinnedBlocks().size(), 1u) << "a reused block is pinned already";
+  pool.Trim();
+  EXPECT_TRUE(PinnedBlocks().empty());
+  const auto large = pool.Allocate(20 << 20);
+  EXPECT_TRUE(large.ok()) << "memory that cannot be pinned is memory all the same";
+  PinnedBlocks().clear();
+}
+
 // ----------------------------------------------------------------------------------- path table
 
 std::vector<std::unique_ptr<Backend>> Backends(std::initializer_list<PathId> paths) {
@@ -313,6 +348,17 @@ TEST(PathTableTest, MissingAndDisabledPathsHaveStandingReasons) {
   EXPECT_FALSE(table->available(PathId::kStandardCpu));
   table->Disable(PathId::kFlashCpu, Reason::kSelfTestFailed, "");
   EXPECT_FALSE(table->any_available());
+}
+
+TEST(PathTableTest, PathsWithoutADeviceSayWhy) {
+  const std::vector<Rejection> absent = {
+      {PathId::kFlashSm80, Reason::kNoCudaDevice, "cudaErrorNoDevice: no device"}};
+  auto table = PathTable::Create(Backends({PathId::kFlashCpu}), {}, false, absent);
+  ASSERT_TRUE(table.ok());
+  EXPECT_TRUE(Standing(*table, PathId::kFlashSm80, Reason::kNoCudaDevice));
+  EXPECT_FALSE(Standing(*table, PathId::kFlashSm80, Reason::kNotBuilt));
+  EXPECT_TRUE(Standing(*table, PathId::kStandardCuda, Reason::kNotBuilt));
+  EXPECT_TRUE(table->available(PathId::kFlashCpu)) << "no CUDA path, so no fallback either";
 }
 
 TEST(PathTableTest, CpuPathsNeedConsentBesideCuda) {

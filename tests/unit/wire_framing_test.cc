@@ -80,6 +80,26 @@ TEST(FramingTest, PayloadIsViewedNotCopied) {
   EXPECT_EQ(payload.size, 1000);
 }
 
+TEST(FramingTest, LargeRangesAreCopiedWhole) {
+  // Over the size from which several threads copy; pieces that no share is a multiple of.
+  constexpr size_t kPiece = 65521, kPieces = 600;
+  std::string all(kPiece * kPieces, '\0');
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<char>(i * 2654435761u >> 13);
+  Bytes bytes;
+  for (size_t i = 0; i < kPieces; ++i) {
+    bytes.pieces.push_back(std::string_view(all).substr(i * kPiece, kPiece));
+  }
+  bytes.size = all.size();
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, uint64_t{kPiece * 2 + 3}}) {
+    const uint64_t count = all.size() - 2 * offset;
+    std::string out(count + 1, '!');
+    bytes.CopyTo(offset, count, reinterpret_cast<std::byte*>(out.data()));
+    EXPECT_TRUE(std::string_view(out).substr(0, count) ==
+                std::string_view(all).substr(offset, count));
+    EXPECT_EQ(out.back(), '!');
+  }
+}
+
 TEST(FramingTest, CopyToTakesARangeAcrossPieces) {
   Bytes bytes;
   bytes.pieces = {"ab", "c", "defg"};

@@ -45,6 +45,36 @@ TEST(ByteBufferTest, UnaryIsWhatProtobufParses) {
   EXPECT_TRUE(message.has_header());
 }
 
+TEST(ByteBufferTest, SmallPayloadsAreCopiedAndLargeOnesShared) {
+  v1::ForwardResponse message;
+  message.mutable_header()->mutable_out()->set_payload(1);
+  const std::string small(kCopiedPayloadBytes, 's');
+  const auto large = std::make_shared<std::string>(kCopiedPayloadBytes + 1, 'l');
+  const std::weak_ptr<std::string> watch = large;
+  // Every arrangement of four payloads, so that runs of copies stand first, between and last.
+  for (int large_ones = 0; large_ones < 16; ++large_ones) {
+    for (const bool with_report : {false, true}) {
+      std::vector<OutgoingPayload> payloads;
+      message.clear_payload();
+      message.clear_report();
+      if (with_report) message.mutable_report()->set_path("flash_cpu");
+      int shared = 0;
+      for (int i = 0; i < 4; ++i) {
+        const bool is_large = (large_ones >> i & 1) != 0;
+        shared += is_large ? 1 : 0;
+        payloads.push_back(is_large ? OutgoingPayload{AsBytes(*large), large}
+                                    : OutgoingPayload{AsBytes(small), nullptr});
+        message.add_payload(is_large ? *large : small);
+      }
+      const grpc::ByteBuffer buffer =
+          MakeUnary(message.header(), payloads, with_report ? &message.report() : nullptr);
+      EXPECT_EQ(Flat(buffer), message.SerializeAsString());
+      payloads.clear();
+      EXPECT_EQ(watch.use_count(), 1 + shared);
+    }
+  }
+}
+
 TEST(ByteBufferTest, StreamMessagesAreWhatProtobufSerializes) {
   v1::ForwardStreamResponse message;
   message.mutable_header()->mutable_out()->set_payload(4);

@@ -90,6 +90,61 @@ __device__ __forceinline__ float Score2(const ScoreParams& p, const HeadOptions&
   return t * kLog2E;
 }
 
+// The options of a tile's scores, option by option: the tile is unrolled, and code for options that
+// a call does not have would otherwise stand between the instructions of those it has. x: raw
+// products into log2 scores. row(a, b, e) and col(a, b, e): query and key of an element. Without
+// bias nothing is read; with it only elements inside the sequence are. kWithSlope: gradient is
+// multiplied by the softcap's derivative; otherwise it is not looked at.
+template <bool kWithSlope, int kA, int kB, class Row, class Col>
+__device__ __forceinline__ void ApplyScoreOptions(const ScoreParams& p, const HeadOptions& o,
+                                                  int len_q, int len_k, int off, const Row& row,
+                                                  const Col& col, float (&x)[kA][kB][4],
+                                                  float (*gradient)[kB][4]) {
+  const auto each = [&](const auto& body) {
+#pragma unroll
+    for (int a = 0; a < kA; ++a) {
+#pragma unroll
+      for (int b = 0; b < kB; ++b) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) body(a, b, e);
+      }
+    }
+  };
+  if (p.softcap > 0.0f) {
+    each([&](int a, int b, int e) {
+      float slope;
+      x[a][b][e] = SoftCap<kWithSlope>(p.softcap, x[a][b][e] * p.scale, &slope) * kLog2E;
+      if constexpr (kWithSlope) gradient[a][b][e] *= slope;
+    });
+  } else {
+    each([&](int a, int b, int e) { x[a][b][e] *= p.scale_log2; });
+  }
+  const auto add_bias = [&](const auto* bias, const auto& to_float) {
+    each([&](int a, int b, int e) {
+      const int i = row(a, b, e), j = col(a, b, e);
+      if (i < len_q && j < len_k) {
+        const auto value = __ldg(bias + o.bias_row0 + static_cast<int64_t>(i) * p.bias_cols + j);
+        x[a][b][e] = fmaf(to_float(value), kLog2E, x[a][b][e]);
+      }
+    });
+  };
+  if (p.bias_type == BiasType::kFp32) {
+    add_bias(static_cast<const float*>(p.bias), [](float v) { return v; });
+  } else if (p.bias_type == BiasType::kFp16) {
+    add_bias(static_cast<const __half*>(p.bias), [](__half v) { return __half2float(v); });
+  } else if (p.bias_type == BiasType::kBf16) {
+    add_bias(static_cast<const __nv_bfloat16*>(p.bias),
+             [](__nv_bfloat16 v) { return __bfloat162float(v); });
+  }
+  if (o.slope != 0.0f) {
+    const float slope2 = o.slope * kLog2E;
+    each([&](int a, int b, int e) {
+      const int distance = row(a, b, e) + off - col(a, b, e);
+      x[a][b][e] = fmaf(-slope2, fabsf(static_cast<float>(distance)), x[a][b][e]);
+    });
+  }
+}
+
 // Blocks of the mask are multiples of this, so each kMaskStep x kMaskStep square of a tile is shown
 // or hidden as a whole.
 inline constexpr int kMaskStep = 64;
@@ -97,15 +152,15 @@ inline constexpr int kMaskStep = 64;
 // One bit per square of the tile at (m0, n0), row by row; squares beyond the lengths count as
 // hidden.
 template <int kBlockM, int kBlockN>
-__device__ __forceinline__ uint32_t MaskBits(const ScoreParams& p, const uint8_t* mask,
-                                             const DeviceSequence& s, int m0, int n0) {
+__device__ __forceinline__ uint32_t MaskBits(const ScoreParams& p, const uint8_t* mask, int len_q,
+                                             int len_k, int m0, int n0) {
   uint32_t bits = 0;
 #pragma unroll
   for (int m = 0; m < kBlockM / kMaskStep; ++m) {
 #pragma unroll
     for (int n = 0; n < kBlockN / kMaskStep; ++n) {
       const int i = m0 + m * kMaskStep, j = n0 + n * kMaskStep;
-      if (i < s.len_q && j < s.len_k) {
+      if (i < len_q && j < len_k) {
         const int64_t at = static_cast<int64_t>(i / p.block_q) * p.mask_cols + j / p.block_k;
         bits |= static_cast<uint32_t>(__ldg(mask + at) != 0) << (m * (kBlockN / kMaskStep) + n);
       }

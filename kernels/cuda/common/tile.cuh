@@ -74,6 +74,22 @@ __device__ __forceinline__ void StorePair(void* data, bool fp32, int64_t index, 
   }
 }
 
+// Eight neighbouring elements; index is a multiple of 8.
+template <class T>
+__device__ __forceinline__ void StoreChunk(void* data, bool fp32, int64_t index,
+                                           const float2 (&x)[4]) {
+  if (fp32) {
+    float4* to = reinterpret_cast<float4*>(static_cast<float*>(data) + index);
+    to[0] = make_float4(x[0].x, x[0].y, x[1].x, x[1].y);
+    to[1] = make_float4(x[2].x, x[2].y, x[3].x, x[3].y);
+  } else {
+    using E = ptx::Element<T>;
+    *reinterpret_cast<uint4*>(static_cast<T*>(data) + index) =
+        make_uint4(E::Pack(x[0].x, x[0].y), E::Pack(x[1].x, x[1].y), E::Pack(x[2].x, x[2].y),
+                   E::Pack(x[3].x, x[3].y));
+  }
+}
+
 }  // namespace attn::cuda
 
 #endif  // ATTN_KERNELS_CUDA_COMMON_TILE_CUH_

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
+#include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/ptx/math.cuh"
 #include "kernels/cuda/ptx/matrix.cuh"
 #include "kernels/cuda/sm80/forward.cuh"
@@ -288,6 +289,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   constexpr int kWarps = Traits::kWarps, kStages = Traits::kStages, kKeys = Traits::kKeys;
   extern __shared__ __align__(1024) char shared[];
   DecodePlace at;
+  ptx::AllowDependents();  // Merge, which waits for all of this grid
   uint32_t block = blockIdx.x;
   at.split = block % p.splits;
   block /= p.splits;

@@ -219,7 +219,8 @@ class FlashSm80Path final : public DevicePath {
         !s.ok() || plan.splits == 1) {
       return s;
     }
-    return ToStatus(LaunchMerge(params, p.dtype, launch.stream), "flash_sm80 merge");
+    return ToStatus(LaunchMerge(params, p.dtype, launch.device->major >= 9, launch.stream),
+                    "flash_sm80 merge");
   }
 
   absl::Status Backward(const AttentionProblem& p, const BackwardTensors& tensors,

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
+#include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/ptx/math.cuh"
 #include "kernels/cuda/ptx/matrix.cuh"
 #include "kernels/cuda/sm80/kernel_params.h"
@@ -24,6 +25,8 @@ struct ForwardTraits : Tile_ {
   static constexpr int kVChunks = Tile_::kHeadDimV / 8;
   static constexpr int kSharedBytes =
       ((Tile_::kBlockM + Tile_::kBlockN) * Tile_::kHeadDim + Tile_::kBlockN * Tile_::kHeadDimV) * 2;
+  static constexpr uint32_t kSquares =
+      (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
   static_assert(Tile_::kBlockM % (16 * Tile_::kWarps) == 0 && Tile_::kBlockN % 16 == 0);
 };
 
@@ -82,36 +85,53 @@ __device__ __forceinline__ void Scores(const ForwardPlace& at,
   }
 }
 
-// Turns raw products into log2 scores (kOptions) and hides what a row must not see.
-template <class Traits, bool kMasked>
+// Turns raw products into log2 scores.
+template <class Traits>
+__device__ __forceinline__ void OptionScores(
+    const ForwardParams& p, const ForwardPlace& at, int n0,
+    float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  ApplyScoreOptions<false>(
+      p.score, at.options, at.s.len_q, at.s.len_k, at.s.off,
+      [&](int m, int, int e) { return RowOf<Traits>(at, m, e >> 1); },
+      [&](int, int n, int e) { return n0 + n * 8 + (at.lane & 3) * 2 + (e & 1); }, s, s);
+}
+
+// Hides what a row must not see. `shown`: bits of the tile's squares (MaskBits). Small causal calls
+// spend most of their time here: for them one comparison with a constant of the unrolled loop per
+// element; the rarer left limits and block masks have passes of their own.
+template <class Traits>
 __device__ __forceinline__ void MaskScores(const ForwardParams& p, const ForwardPlace& at, int n0,
                                            uint32_t shown,
                                            float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  const int first = n0 + (at.lane & 3) * 2;  // of this lane's columns
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = RowOf<Traits>(at, m, half);
-      const int end = i < at.s.len_q ? min(at.s.len_k, i + at.s.off + p.score.window_right + 1) : 0;
-      const int begin = i + at.s.off - p.score.window_left;
+      const int right = min(at.s.len_k, i + at.s.off + p.score.window_right + 1);
+      const int end = (i < at.s.len_q ? right : 0) - first;
 #pragma unroll
       for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+        if (n * 8 >= end) s[m][n][2 * half] = -CUDART_INF_F;
+        if (n * 8 + 1 >= end) s[m][n][2 * half + 1] = -CUDART_INF_F;
+      }
+    }
+  }
+  const bool left = at.q0 + Traits::kBlockM - 1 + at.s.off - p.score.window_left > n0;
+  if (!left && shown == Traits::kSquares) return;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[m][n][2 * half + e];
-          const int j = n0 + n * 8 + (at.lane & 3) * 2 + e;
-          bool visible = true;
-          if constexpr (kMasked) {
-            constexpr int kColumns = Traits::kBlockN / kMaskStep;
-            const int square = (i - at.q0) / kMaskStep * kColumns + n * 8 / kMaskStep;
-            visible = j < end && j >= begin && (shown >> square & 1) != 0;
-          }
-          if constexpr (Traits::kOptions) {
-            x = visible ? Score2<false>(p.score, at.options, x, i, j, at.s.off, nullptr)
-                        : -CUDART_INF_F;
-          } else if (!visible) {
-            x = -CUDART_INF_F;
-          }
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = RowOf<Traits>(at, m, e >> 1);
+        const int square =
+            (i - at.q0) / kMaskStep * (Traits::kBlockN / kMaskStep) + n * 8 / kMaskStep;
+        if (first + n * 8 + (e & 1) < i + at.s.off - p.score.window_left ||
+            (shown >> square & 1) == 0) {
+          s[m][n][e] = -CUDART_INF_F;
         }
       }
     }
@@ -154,31 +174,39 @@ __device__ __forceinline__ void OnlineSoftmax(
   }
 }
 
-// Drops probabilities. The four lanes of a row share the work: each draws the bits of every fourth
-// block of eight keys.
+// Drops probabilities. The four lanes of a row share the work:
+// each draws the bits of every fourth block of eight keys. The draws are a loop, not unrolled:
+// sixteen copies of Philox overflow the instruction cache.
 template <class Traits>
 __device__ __forceinline__ void Dropout(const ForwardParams& p, const ForwardPlace& at, int n0,
                                         float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
-  constexpr int kBlocks = Traits::kBlockN / 8;
-  static_assert(kBlocks % 4 == 0 || Traits::kBlockN % 8 == 0);
+  constexpr int kGroups = (Traits::kBlockN / 8 + 3) / 4;  // draws per row: a byte each
+  constexpr int kRows = Traits::kRowTiles * 2;
+  static_assert(kGroups <= 4);
   const int quad = at.lane & 3;
+  uint32_t drawn[kRows] = {};
+#pragma unroll 1
+  for (int draw = 0; draw < kRows * kGroups; ++draw) {
+    const int row = draw / kGroups, group = draw % kGroups;
+    const uint32_t bits = KeepBits(p.score, at.options.dropout_head,
+                                   RowOf<Traits>(at, row >> 1, row & 1), n0 / 8 + group * 4 + quad)
+                          << (8 * group);
 #pragma unroll
-  for (int m = 0; m < Traits::kRowTiles; ++m) {
+    for (int r = 0; r < kRows; ++r) {
+      if (r == row) drawn[r] |= bits;
+    }
+  }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = RowOf<Traits>(at, m, half);
+  for (int row = 0; row < kRows; ++row) {
 #pragma unroll
-      for (int first = 0; first < kBlocks; first += 4) {
-        const uint32_t mine = KeepBits(p.score, at.options.dropout_head, i, n0 / 8 + first + quad);
+    for (int n = 0; n < 4; ++n) {  // lane n of the quad drew blocks n, n + 4, …
+      const uint32_t bits = __shfl_sync(~0u, drawn[row], (at.lane & ~3) + n) >> (2 * quad);
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const uint32_t bits = __shfl_sync(~0u, mine, (at.lane & ~3) + n) >> (2 * quad);
-          if (first + n < kBlocks) {
-            float* x = &s[m][first + n][2 * half];
-            x[0] = bits & 1 ? x[0] * p.score.keep_scale : 0.0f;
-            x[1] = bits & 2 ? x[1] * p.score.keep_scale : 0.0f;
-          }
-        }
+      for (int group = 0; group < kGroups; ++group) {
+        if (group * 4 + n >= Traits::kBlockN / 8) continue;
+        float* x = &s[row >> 1][group * 4 + n][2 * (row & 1)];
+        x[0] = bits >> (8 * group) & 1 ? x[0] * p.score.keep_scale : 0.0f;
+        x[1] = bits >> (8 * group) & 2 ? x[1] * p.score.keep_scale : 0.0f;
       }
     }
   }
@@ -229,8 +257,8 @@ __device__ __forceinline__ void KeyTile(const ForwardParams& p, const ForwardPla
       p.head_dim_v / 8);
   ptx::CommitCopies();
   Scores<Traits>(at, s);
-  if constexpr (kMasked || Traits::kOptions)
-    MaskScores<Traits, kMasked>(p, at, n * kBlockN, shown, s);
+  if constexpr (Traits::kOptions) OptionScores<Traits>(p, at, n * kBlockN, s);
+  if constexpr (kMasked) MaskScores<Traits>(p, at, n * kBlockN, shown, s);
   ptx::WaitCopies<0>();
   __syncthreads();
   if (next >= 0) {  // every tile before the first one taken is full
@@ -256,8 +284,8 @@ __device__ __forceinline__ int NextShownTile(const ForwardParams& p, const Forwa
   return n - FindShown(
                  n - n_min + 1,
                  [&](int back) {
-                   return MaskBits<kBlockM, kBlockN>(p.score, at.options.block_mask, at.s, at.q0,
-                                                     (n - back) * kBlockN);
+                   return MaskBits<kBlockM, kBlockN>(p.score, at.options.block_mask, at.s.len_q,
+                                                     at.s.len_k, at.q0, (n - back) * kBlockN);
                  },
                  shown);
 }
@@ -348,6 +376,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   extern __shared__ __align__(1024) char shared[];
   ForwardPlace at;
+  ptx::AllowDependents();  // Merge, which waits for all of this grid
   uint32_t block = blockIdx.x;
   const int tile = block % p.tiles;
   block /= p.tiles;
@@ -401,7 +430,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
           ? 0
           : max(0, min(at.s.len_k, at.q0 + at.s.off + p.score.window_right + 1)) / kBlockN;
   const int full_begin = (max(0, q_last + at.s.off - p.score.window_left) + kBlockN - 1) / kBlockN;
-  constexpr uint32_t kSquares = (uint32_t{1} << (kBlockM / kMaskStep) * (kBlockN / kMaskStep)) - 1;
+  constexpr uint32_t kSquares = Traits::kSquares;
   const bool has_mask = at.options.block_mask != nullptr;
   uint32_t shown = kSquares;
   if (has_mask) n = NextShownTile<Traits>(p, at, n, n_min, &shown);

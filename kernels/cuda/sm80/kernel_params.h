@@ -6,6 +6,7 @@
 
 namespace attn::cuda::sm80 {
 
+inline constexpr int kMaxSplits = 128;           // of the keys
 inline constexpr int kPrepareRowsPerBlock = 32;  // of the padded row space
 
 struct ForwardParams {

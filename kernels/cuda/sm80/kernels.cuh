@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/sm80/backward.cuh"
+#include "kernels/cuda/sm80/backward_rows.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
 #include "kernels/cuda/sm80/forward.cuh"
 #include "kernels/cuda/sm80/launch.h"
@@ -33,7 +34,9 @@ class Launcher {
   using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
   using Table = Tiles<kHeadDim, kHeadDimV>;
   template <bool kOptions>
-  using ForwardOf = ForwardTraits<T, typename Table::Forward, kOptions>;
+  using ForwardOf = ForwardTraits<
+      T, std::conditional_t<kOptions, typename Table::ForwardOptions, typename Table::Forward>,
+      kOptions>;
   template <class Tile, bool kOptions>
   using BackwardOf = BackwardTraits<T, Tile, kOptions>;
   template <bool kOptions>
@@ -106,6 +109,8 @@ class Launcher {
     return Run<Traits>(&QueryGradient<Traits>, blocks, p, stream);
   }
 
+  static_assert(ForwardOf<true>::kSharedBytes <= ForwardOf<false>::kSharedBytes);
+
  public:
   static constexpr Kernels kKernels = {
       .tile = {.head_dim = kHeadDim,
@@ -114,6 +119,9 @@ class Launcher {
                .forward_keys = Table::Forward::kBlockN,
                .forward_shared_bytes = ForwardOf<false>::kSharedBytes,
                .forward_blocks_per_sm = Table::Forward::kMinBlocks,
+               .option_queries = Table::ForwardOptions::kBlockM,
+               .option_keys = Table::ForwardOptions::kBlockN,
+               .option_blocks_per_sm = Table::ForwardOptions::kMinBlocks,
                .decode_shared_bytes = DecodeOf<false>::kSharedBytes,
                .decode_blocks_per_sm = Table::Decode::kMinBlocks,
                .gradient_queries = GradientOf<false>::kBlockM,

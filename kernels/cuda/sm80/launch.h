@@ -14,6 +14,7 @@ namespace attn::cuda::sm80 {
 struct TileInfo {
   int head_dim, head_dim_v;  // of the tile
   int forward_queries, forward_keys, forward_shared_bytes, forward_blocks_per_sm;
+  int option_queries, option_keys, option_blocks_per_sm;  // of the forward kernel with options
   int decode_shared_bytes, decode_blocks_per_sm;
   int gradient_queries, gradient_shared_bytes;  // QueryGradient
 };
@@ -44,8 +45,9 @@ struct Kernels {
 template <DType kType, int kHeadDim, int kHeadDimV>
 const Kernels& KernelsOf();
 
-// Merges the partial results of split keys.
-cudaError_t LaunchMerge(const ForwardParams& params, DType type, cudaStream_t stream);
+// Merges the partial results of split keys. early: the device is 9.0 or later, and the kernel may
+// be launched before the one that makes the parts has ended.
+cudaError_t LaunchMerge(const ForwardParams& params, DType type, bool early, cudaStream_t stream);
 cudaError_t LaunchSinkGradient(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace attn::cuda::sm80

@@ -107,16 +107,26 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
                         const DeviceProperties& device) {
   // Up to here the packed rows of a group need no more tiles than the group has heads.
   constexpr int64_t kDecodeQueries = 16;
-  constexpr int64_t kMaxSplits = 128;
   ForwardPlan plan;
   plan.decode = p.seqlen_q <= kDecodeQueries && tile.decode_shared_bytes <= device.shared_bytes;
-  plan.tile_q = plan.decode ? kDecodeRows : tile.forward_queries;
-  plan.tile_k = plan.decode ? kDecodeKeys : tile.forward_keys;
+  int blocks_per_sm;
+  if (plan.decode) {
+    plan.tile_q = kDecodeRows;
+    plan.tile_k = kDecodeKeys;
+    blocks_per_sm = tile.decode_blocks_per_sm;
+  } else if (NeedsOptions(p)) {
+    plan.tile_q = tile.option_queries;
+    plan.tile_k = tile.option_keys;
+    blocks_per_sm = tile.option_blocks_per_sm;
+  } else {
+    plan.tile_q = tile.forward_queries;
+    plan.tile_k = tile.forward_keys;
+    blocks_per_sm = tile.forward_blocks_per_sm;
+  }
   const int64_t heads = plan.decode ? p.num_kv_heads : p.num_heads;
   const int64_t rows_per_query = plan.decode ? p.group() : 1;
   plan.tiles = static_cast<int>(CeilDiv(p.seqlen_q * rows_per_query, plan.tile_q));
-  const int64_t slots = int64_t{device.multiprocessors} *
-                        (plan.decode ? tile.decode_blocks_per_sm : tile.forward_blocks_per_sm);
+  const int64_t slots = int64_t{device.multiprocessors} * blocks_per_sm;
   int64_t work = 0, longest = 0;
   for (const Sequence& s : p.sequences) {
     work += CeilDiv(s.rows_q * rows_per_query, plan.tile_q) * heads;
@@ -127,7 +137,8 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
   // A split of fewer tiles spends its time on the prologue and the merge.
   const int64_t min_tiles = plan.decode ? 8 : 4;
   if (work == 0 || work * 5 >= slots * 4 || key_tiles < 2 * min_tiles) return plan;
-  const int64_t wanted = std::min({slots / work, key_tiles / min_tiles, kMaxSplits});
+  const int64_t wanted =
+      std::min({slots / work, key_tiles / min_tiles, static_cast<int64_t>(kMaxSplits)});
   if (wanted < 2) return plan;
   // Decode's four warps take turns: whole turns for each split.
   const int64_t turn = plan.decode ? 4 : 1;
@@ -160,7 +171,7 @@ TileModel ModelForward(const AttentionProblem& p, const TileInfo& tile, const Fo
   const int64_t heads_per_read = plan.decode ? p.group() : 1;
   TileModel model = SumOver(p, [&](int64_t b, int64_t h) {
     int64_t loaded = 0;
-    ForQueryTiles(p, b, h, tile.forward_queries, plan.tile_k,
+    ForQueryTiles(p, b, h, plan.decode ? tile.forward_queries : plan.tile_q, plan.tile_k,
                   [&](int64_t rows, int64_t keys, int64_t) {
                     // Each split loads the queries again; one that sees no key loads none.
                     loaded += rows * bytes.q_row * plan.splits;

@@ -4,7 +4,12 @@
 #ifndef ATTN_KERNELS_CUDA_SM80_QUERY_GRADIENT_CUH_
 #define ATTN_KERNELS_CUDA_SM80_QUERY_GRADIENT_CUH_
 
-#include "kernels/cuda/sm80/backward.cuh"
+#include "kernels/cuda/common/score.cuh"
+#include "kernels/cuda/common/tile.cuh"
+#include "kernels/cuda/ptx/math.cuh"
+#include "kernels/cuda/ptx/matrix.cuh"
+#include "kernels/cuda/sm80/kernel_params.h"
+#include "kernels/cuda/sm80/multiply.cuh"
 
 namespace attn::cuda::sm80 {
 
@@ -34,45 +39,67 @@ struct QueryGradientPlace {
 template <class Traits>
 __device__ __forceinline__ void RowGradients(const BackwardParams& p, const QueryGradientPlace& at,
                                              int n0, uint32_t shown,
-                                             const float (&s)[1][Traits::kColumns][4],
+                                             float (&s)[1][Traits::kColumns][4],
                                              float (&dp)[1][Traits::kColumns][4],
                                              float (&row_dot)[2]) {
   constexpr int kSquareColumns = Traits::kBlockN / kMaskStep;
-  const int quad = at.lane & 3;
+  const int quad = at.lane & 3, in_tile = at.warp * 16 + at.lane / 4;
+  if (p.score.threshold < 65536) {
+    constexpr int kGroups = Traits::kColumns / 4;  // draws per row: a byte each
+    static_assert(kGroups <= 4 && Traits::kColumns % 4 == 0);
+    uint32_t drawn[2] = {};
+#pragma unroll 1
+    for (int draw = 0; draw < 2 * kGroups; ++draw) {
+      const int half = draw / kGroups, group = draw % kGroups;
+      const uint32_t bits = KeepBits(p.score, at.options.dropout_head, at.q0 + in_tile + half * 8,
+                                     n0 / 8 + group * 4 + quad)
+                            << (8 * group);
+      drawn[0] |= half == 0 ? bits : 0;
+      drawn[1] |= half == 1 ? bits : 0;
+    }
+#pragma unroll
+    for (int n = 0; n < Traits::kColumns; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t bits = __shfl_sync(~0u, drawn[e >> 1], (at.lane & ~3) + n % 4);
+        const bool keep = (bits >> (8 * (n / 4) + 2 * quad + (e & 1)) & 1) != 0;
+        dp[0][n][e] = keep ? dp[0][n][e] * p.score.keep_scale : 0.0f;
+      }
+    }
+  }
+  float lse2[2], delta[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int in_tile = at.warp * 16 + half * 8 + at.lane / 4, i = at.q0 + in_tile;
-    const int64_t row = at.h * p.padded_rows + at.s.padded + i;
-    const float lse2 = p.lse2[row], delta = Traits::kRowDot ? 0.0f : p.delta[row];
+    const int64_t row = at.h * p.padded_rows + at.s.padded + at.q0 + in_tile + half * 8;
+    lse2[half] = p.lse2[row];
+    delta[half] = Traits::kRowDot ? 0.0f : p.delta[row];
+  }
+#pragma unroll
+  for (int n = 0; n < Traits::kColumns; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dp[0][n][e] -= delta[e >> 1];
+  }
+  ApplyScoreOptions<!Traits::kRowDot>(
+      p.score, at.options, at.s.len_q, at.s.len_k, at.s.off,
+      [&](int, int, int e) { return at.q0 + in_tile + (e >> 1) * 8; },
+      [&](int, int n, int e) { return n0 + n * 8 + quad * 2 + (e & 1); }, s, dp);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = at.q0 + in_tile + half * 8;
     const int end = i < at.s.len_q ? min(at.s.len_k, i + at.s.off + p.score.window_right + 1) : 0;
     const int begin = i + at.s.off - p.score.window_left;
 #pragma unroll
-    for (int first = 0; first < Traits::kColumns; first += 4) {
-      uint32_t mine = ~0u;
-      if (p.score.threshold < 65536) {
-        mine = KeepBits(p.score, at.options.dropout_head, i, n0 / 8 + first + quad);
-      }
+    for (int n = 0; n < Traits::kColumns; ++n) {
+      const int square = (in_tile + half * 8) / kMaskStep * kSquareColumns + n * 8 / kMaskStep;
 #pragma unroll
-      for (int n = first; n < first + 4; ++n) {
-        const uint32_t bits = __shfl_sync(~0u, mine, (at.lane & ~3) + n - first) >> (2 * quad);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int j = n0 + n * 8 + quad * 2 + e;
-          const int square = in_tile / kMaskStep * kSquareColumns + n * 8 / kMaskStep;
-          float ds = 0.0f;
-          if (j < end && j >= begin && (shown >> square & 1) != 0) {
-            float cap_slope;
-            const float score = Score2<true>(p.score, at.options, s[0][n][2 * half + e], i, j,
-                                             at.s.off, &cap_slope);
-            const float factor = bits >> e & 1 ? p.score.keep_scale : 0.0f;
-            const float prob = ptx::Exp2(score - lse2), dropped = dp[0][n][2 * half + e] * factor;
-            if constexpr (Traits::kRowDot) {
-              row_dot[half] = fmaf(prob, dropped, row_dot[half]);
-            } else {
-              ds = prob * (dropped - delta) * cap_slope;
-            }
-          }
-          dp[0][n][2 * half + e] = ds;
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        const int j = n0 + n * 8 + quad * 2 + (e & 1);
+        const bool visible = j < end && j >= begin && (shown >> square & 1) != 0;
+        const float prob = visible ? ptx::Exp2(s[0][n][e] - lse2[half]) : 0.0f;
+        if constexpr (Traits::kRowDot) {
+          if (visible) row_dot[half] = fmaf(prob, dp[0][n][e], row_dot[half]);
+        } else {
+          dp[0][n][e] = visible ? prob * dp[0][n][e] : 0.0f;
         }
       }
     }
@@ -149,7 +176,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
     const int n0 = n * kBlockN;
     uint32_t shown = Traits::kSquares;
     if (at.options.block_mask != nullptr) {
-      shown = MaskBits<kBlockM, kBlockN>(p.score, at.options.block_mask, at.s, at.q0, n0);
+      shown = MaskBits<kBlockM, kBlockN>(p.score, at.options.block_mask, at.s.len_q, at.s.len_k,
+                                         at.q0, n0);
       if (shown == 0) continue;  // the same in every thread
     }
     __syncthreads();  // the tiles of the step before have been read

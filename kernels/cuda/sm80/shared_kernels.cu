@@ -30,15 +30,19 @@ __global__ void __launch_bounds__(kSinkThreads)
 
 }  // namespace
 
-cudaError_t LaunchMerge(const ForwardParams& p, DType type, cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>((p.partial_rows + kMergeWarps - 1) / kMergeWarps);
-  if (blocks == 0) return cudaSuccess;
-  if (type == DType::kBf16) {
-    Merge<__nv_bfloat16><<<blocks, kMergeWarps * 32, 0, stream>>>(p);
-  } else {
-    Merge<__half><<<blocks, kMergeWarps * 32, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+cudaError_t LaunchMerge(const ForwardParams& p, DType type, bool early, cudaStream_t stream) {
+  if (p.partial_rows == 0) return cudaSuccess;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(p.partial_rows));
+  config.blockDim = dim3(kMergeThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return type == DType::kBf16 ? cudaLaunchKernelEx(&config, &Merge<__nv_bfloat16>, p)
+                              : cudaLaunchKernelEx(&config, &Merge<__half>, p);
 }
 
 cudaError_t LaunchSinkGradient(const BackwardParams& p, cudaStream_t stream) {

@@ -39,12 +39,15 @@ struct BackwardTile {
   static constexpr int kStages = kStages_;  // buffers of Q and dO
 };
 
-// kForward: 32 rows per warp, so that each K and V fragment read from shared memory feeds two
+// Forward: 32 rows per warp, so that each K and V fragment read from shared memory feeds two
 // products; two CTAs per SM, so that one's softmax hides under the other's products. From head_dim
 // 192 on the accumulator of 32 rows alone would be 192 registers: 16 rows per warp.
-// kBackward: the largest tiles whose accumulators (dK and dV: kBlockN x (head_dim + head_dim_v) /
-// 256 per thread) and buffers fit one CTA of eight warps per SM. kQueryGradient: dQ alone, for
-// deterministic calls; 16 rows per warp.
+// ForwardOptions: 16 rows per warp; with 32 the options do not find registers.
+// Decode: 100 to 130 KiB of loads in flight per SM, what memory needs to be busy.
+// Backward: the largest tiles whose accumulators (dK and dV: kBlockN x (head_dim + head_dim_v) /
+// 256 per thread) and buffers fit one CTA of eight warps per SM. CompactBackward: for devices with
+// 164 KiB of shared memory per block (8.0) at head_dim 256, with 100 KiB (8.6, 8.9, 12.0) at the
+// others. QueryGradient: dQ or row_dot alone; 16 rows per warp.
 template <int kHeadDim, int kHeadDimV>
 struct Tiles;
 
@@ -52,6 +55,7 @@ template <>
 struct Tiles<64, 64> {
   using Decode = DecodeTile<64, 64, 3, 4>;
   using Forward = ForwardTile<64, 64, 128, 128, 4, 2>;
+  using ForwardOptions = ForwardTile<64, 64, 64, 64, 4, 3>;
   using Backward = BackwardTile<64, 64, 128, 128, 8, 4, 4, 4, 2>;
   using CompactBackward = BackwardTile<64, 64, 64, 64, 8, 2, 2, 2, 2>;
   using QueryGradient = ForwardTile<64, 64, 64, 64, 4, 2>;
@@ -60,14 +64,16 @@ template <>
 struct Tiles<96, 96> {
   using Decode = DecodeTile<96, 96, 3, 2>;
   using Forward = ForwardTile<96, 96, 128, 64, 4, 2>;
+  using ForwardOptions = ForwardTile<96, 96, 64, 64, 4, 2>;
   using Backward = BackwardTile<96, 96, 64, 128, 8, 4, 4, 4, 2>;
   using CompactBackward = BackwardTile<96, 96, 64, 64, 8, 2, 4, 4, 2>;
   using QueryGradient = ForwardTile<96, 96, 64, 64, 4, 2>;
 };
 template <>
 struct Tiles<128, 128> {
-  using Decode = DecodeTile<128, 128, 2, 3>;
+  using Decode = DecodeTile<128, 128, 3, 2>;
   using Forward = ForwardTile<128, 128, 128, 64, 4, 2>;
+  using ForwardOptions = ForwardTile<128, 128, 64, 64, 4, 2>;
   using Backward = BackwardTile<128, 128, 64, 128, 8, 4, 2, 2, 2>;
   using CompactBackward = BackwardTile<128, 128, 64, 64, 8, 2, 2, 2, 1>;
   using QueryGradient = ForwardTile<128, 128, 64, 64, 4, 2>;
@@ -76,6 +82,7 @@ template <>
 struct Tiles<192, 128> {
   using Decode = DecodeTile<192, 128, 2, 2>;
   using Forward = ForwardTile<192, 128, 64, 64, 4, 2>;
+  using ForwardOptions = ForwardTile<192, 128, 64, 64, 4, 2>;
   using Backward = BackwardTile<192, 128, 64, 64, 8, 2, 2, 2, 2>;
   using CompactBackward = BackwardTile<192, 128, 64, 64, 8, 2, 2, 2, 1>;
   using QueryGradient = ForwardTile<192, 128, 64, 64, 4, 1>;
@@ -84,6 +91,7 @@ template <>
 struct Tiles<256, 256> {
   using Decode = DecodeTile<256, 256, 2, 1>;
   using Forward = ForwardTile<256, 256, 64, 64, 4, 2>;
+  using ForwardOptions = ForwardTile<256, 256, 64, 64, 4, 2>;
   using Backward = BackwardTile<256, 256, 64, 64, 8, 2, 2, 2, 2>;
   using CompactBackward = BackwardTile<256, 256, 64, 64, 8, 2, 2, 2, 1>;
   using QueryGradient = ForwardTile<256, 256, 64, 64, 4, 1>;

@@ -144,6 +144,8 @@ class BackwardPass {
     rows.kept = kept;
     rows.lse = const_cast<float*>(t_.lse);
     rows.delta = delta_;
+    rows.own_row_dot = p_.bias.has_value();
+    rows.dlse = p_.has_dlse ? t_.dlse : nullptr;
     const bool shared = DbiasSumsBatch(p_) || DbiasSumsHeads(p_);
     if (p_.bias && !shared) rows.dbias = t_.dbias;
     absl::Status status = ToStatus(LaunchSoftmaxGradient(rows, probability_type, stream_),

@@ -93,7 +93,10 @@ TileModel Model(const AttentionProblem& p, Pass pass) {
   const Wide pairs = VisiblePairs(p);
   const bool twice = pass == Pass::kForward && p.seqlen_k > kMaxRowInRegisters;
   const Wide bias = p.bias ? SizeOf(p.bias->dtype) : 0;
-  total.Add({pairs * (pass == Pass::kBackward ? 8 + bias : (4 + bias) * (twice ? 2 : 1)), 0});
+  // Backward with a bias reads them for row_dot too.
+  const Wide per_pair =
+      pass == Pass::kBackward ? (8 + bias) * (p.bias ? 2 : 1) : (4 + bias) * (twice ? 2 : 1);
+  total.Add({pairs * per_pair, 0});
   if (HasIdleRows(p)) {  // outputs are zeroed first
     if (pass == Pass::kForward) {
       total.Add({0, Wide(OutElements(p)) * SizeOf(p.out_dtype) + Wide(LseElements(p)) * 4});

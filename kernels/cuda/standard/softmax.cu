@@ -4,31 +4,6 @@
 namespace attn::cuda::standard {
 namespace {
 
-struct MaxOp {
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-  static constexpr float kEmpty = -__builtin_huge_valf();
-};
-struct SumOp {
-  __device__ float operator()(float a, float b) const { return a + b; }
-  static constexpr float kEmpty = 0.0f;
-};
-
-// Over the threads of a row; every thread gets the same bits.
-template <int kThreads, class Op>
-__device__ __forceinline__ float RowReduce(float x, Op op, float* shared) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
-  if constexpr (kThreads == 32) return x;
-  __syncthreads();  // the previous reduction is read
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  x = lane < kThreads / 32 ? shared[lane] : Op::kEmpty;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
-
 // Writes lse of a row and what its row of out is multiplied by, given the largest visible score and
 // the sum of exp(score - top) without the sink, top the larger of max and sink.
 __device__ __forceinline__ void FinishRow(const RowsParams& p, const RowPlace& at, float max,
@@ -78,7 +53,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
   for (int u = 0; u < kUnits; ++u) {
     const int j0 = (u * kThreads + lane) * kUnit;
     if (AnyVisible(at, j0)) {
-      Load8(row + j0, x[u]);
+      LoadRow8(row, DType::kFp32, j0, p.keys - j0, x[u]);
     } else {
 #pragma unroll
       for (int e = 0; e < kUnit; ++e) x[u][e] = 0.0f;
@@ -124,7 +99,7 @@ __global__ void __launch_bounds__(1024) SoftmaxLongRows(const __grid_constant__ 
   float x[kUnit];
   for (int j0 = threadIdx.x * kUnit; j0 < p.keys; j0 += kTile) {
     if (!AnyVisible(at, j0)) continue;
-    Load8(row + j0, x);
+    LoadRow8(row, DType::kFp32, j0, p.keys - j0, x);
     UnitScores<kLevel, false>(p, at, j0, x, x);
     float unit_max = max;
 #pragma unroll
@@ -142,7 +117,7 @@ __global__ void __launch_bounds__(1024) SoftmaxLongRows(const __grid_constant__ 
   if (threadIdx.x == 0) FinishRow(p, at, row_max, sum, sink);
   for (int tile = 0; tile < p.keys; tile += kTile) {
     const int j0 = tile + threadIdx.x * kUnit;
-    if (AnyVisible(at, j0)) Load8(row + j0, x);
+    if (AnyVisible(at, j0)) LoadRow8(row, DType::kFp32, j0, p.keys - j0, x);
     __syncthreads();  // P of a tile overwrites S of this and earlier tiles only
     if (j0 < p.keys) {
       UnitScores<kLevel, false>(p, at, j0, x, x);

@@ -54,6 +54,30 @@ __device__ __forceinline__ void UnitGradients(const RowsParams& p, const RowPlac
   }
 }
 
+// Sum over the row of P dP, dropout applied. In double: rows may be long, and their terms of one
+// sign.
+template <class T, int kThreads>
+__device__ __forceinline__ float RowDot(const RowsParams& p, const RowPlace& at, float lse,
+                                        const float* s_row, const float* d_row, float* shared) {
+  double sum = 0.0;
+  for (int j0 = threadIdx.x % kThreads * kUnit; j0 < p.keys; j0 += kThreads * kUnit) {
+    if (!AnyVisible(at, j0)) continue;
+    float s[kUnit], dp[kUnit];
+    LoadRow8(s_row, DType::kFp32, j0, p.keys - j0, s);
+    LoadRow8(d_row, DType::kFp32, j0, p.keys - j0, dp);
+    UnitScores<Level::kAll, false>(p, at, j0, s, s);
+    const uint32_t keep = UnitKeeps<Level::kAll>(p, at, j0);
+    float unit = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kUnit; ++e) {
+      if (s[e] == -CUDART_INF_F || (keep >> e & 1) == 0) continue;
+      unit = fmaf(Probability<T>(s[e], lse) * p.score.keep_scale, dp[e], unit);
+    }
+    sum += unit;
+  }
+  return RowReduce<kThreads>(static_cast<float>(sum), SumOp(), shared);
+}
+
 // Grid: (rows, matrices).
 template <class T, int kThreads, Level kLevel>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>)
@@ -64,18 +88,25 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
   if (i >= p.rows) return;
   RowPlace at = PlaceRow<kLevel>(p, blockIdx.y, i);
   const float lse = p.lse[at.lse];
-  const float delta = p.delta[at.lse];
+  float delta = p.delta[at.lse];
   if (lse == -CUDART_INF_F) at.end = 0;  // no visible key: exp(s - lse) must not be evaluated
   float* s_row = p.scores + at.score_row * p.ld;
   float* d_row = p.gradients + at.score_row * p.ld;
+  if constexpr (kLevel == Level::kAll) {
+    __shared__ float shared[32];
+    if (p.own_row_dot) {
+      const float dlse = p.dlse != nullptr ? p.dlse[at.lse] : 0.0f;
+      delta = dlse - RowDot<T, kThreads>(p, at, lse, s_row, d_row, shared);
+    }
+  }
   for (int tile = 0; tile < p.keys; tile += kThreads * kUnit * kUnits) {
     float s[kUnits][kUnit], dp[kUnits][kUnit];
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       const int j0 = tile + (u * kThreads + lane) * kUnit;
       if (AnyVisible(at, j0)) {
-        Load8(s_row + j0, s[u]);
-        Load8(d_row + j0, dp[u]);
+        LoadRow8(s_row, DType::kFp32, j0, p.keys - j0, s[u]);
+        LoadRow8(d_row, DType::kFp32, j0, p.keys - j0, dp[u]);
       } else {
 #pragma unroll
         for (int e = 0; e < kUnit; ++e) s[u][e] = dp[u][e] = 0.0f;

@@ -1,7 +1,8 @@
 """attention.v1 for a stock gRPC client: code generated from the .proto, tensors, and channels.
 
 Nothing of attnd's own client is used here: protoc and grpc_python_plugin write the stubs when the
-tests start, as any user of the .proto would.
+tests start, as any user of the .proto would. Where they are not installed, ATTN_CONTRACT_DIR names
+a folder with stubs that `contract.py FOLDER` wrote on a host that has them.
 """
 
 import atexit
@@ -66,9 +67,7 @@ _OTHER_PROTOS = {
 }
 
 
-def _generate():
-    out = pathlib.Path(tempfile.mkdtemp(prefix="attn_contract_"))
-    atexit.register(shutil.rmtree, out, ignore_errors=True)
+def _generate(out):
     protoc = os.environ.get("ATTN_PROTOC") or shutil.which("protoc")
     plugin = os.environ.get("ATTN_GRPC_PYTHON_PLUGIN") or shutil.which("grpc_python_plugin")
     if not protoc or not plugin:
@@ -80,13 +79,26 @@ def _generate():
         [protoc, f"-I{PROTO_DIR}", f"-I{out}", f"--python_out={out}", f"--grpc_python_out={out}",
          f"--plugin=protoc-gen-grpc_python={plugin}", *map(str, files)],
         check=True, timeout=60)
+
+
+def _stubs():
+    out = os.environ.get("ATTN_CONTRACT_DIR")
+    if out is None:
+        out = pathlib.Path(tempfile.mkdtemp(prefix="attn_contract_"))
+        atexit.register(shutil.rmtree, out, ignore_errors=True)
+        _generate(out)
     sys.path.insert(0, str(out))
     return [importlib.import_module(name) for name in (
         "attention.v1.attention_pb2", "attention.v1.attention_pb2_grpc", "attn_test_health_pb2",
         "attn_test_health_pb2_grpc", "attn_test_reflection_pb2", "attn_test_reflection_pb2_grpc")]
 
 
-pb, pb_grpc, health_pb, health_grpc, reflection_pb, reflection_grpc = _generate()
+if __name__ == "__main__":
+    pathlib.Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    _generate(pathlib.Path(sys.argv[1]))
+    sys.exit()
+
+pb, pb_grpc, health_pb, health_grpc, reflection_pb, reflection_grpc = _stubs()
 
 SERVICE = "attention.v1.Attention"
 MAX_CHUNK = 1 << 20

@@ -146,8 +146,9 @@ def _head(case, b, h, rows_q, rows_k):
     dcap = np.ones_like(s)
     if case.softcap is not None:
         cap = float(np.float32(case.softcap))
-        tanh = np.tanh(s / cap)
-        s, dcap = cap * tanh, 1.0 - tanh * tanh
+        # sech^2 rather than 1 - tanh^2, which cancels where the cap saturates.
+        e = np.exp(-2.0 * np.abs(s / cap))
+        s, dcap = cap * np.tanh(s / cap), 4.0 * e / (1.0 + e) ** 2
     if case.bias is not None:
         bias = _bias(case, b, h, rows_q, len_q, len_k)
         visible = visible & ~np.isneginf(bias)
@@ -221,7 +222,8 @@ def backward(case, dout, dlse=None):
             size_dp = (np.abs(do) @ np.abs(head.v).T) * head.keep
             w = ((u + head.c)[:, None] * (np.abs(ds) + head.p * (a + np.abs(dl))[:, None])
                  + 2.0 ** -22 * head.p * size_dp + eta)
-            ds_t, w_t = ds * head.dcap, w * head.dcap
+            # ds is stored with the cap's slope in it: eta does not shrink with the slope.
+            ds_t, w_t = ds * head.dcap, (w - eta) * head.dcap + eta
             grads["q"].value[rows_q][:, h] += scale * ds_t @ head.k
             grads["q"].bound[rows_q][:, h] += abs(scale) * w_t @ np.abs(head.k)
             grads["k"].value[rows_k][:, kv] += scale * ds_t.T @ head.q

@@ -203,3 +203,16 @@ def process_group(*popen_args, **popen_kwargs):
         if child.poll() is None:
             child.kill()
         child.wait()
+
+
+def absent_cuda_paths():
+    """Why each CUDA path of this build is off on a host without a GPU: {path: reason}."""
+    built = os.environ.get("ATTN_HAVE_CUDA") == "1"
+    return {"flash_sm90": "NOT_BUILT",
+            "flash_sm80": "NO_CUDA_DEVICE" if built else "NOT_BUILT",
+            "standard_cuda": "NO_CUDA_DEVICE" if built else "NOT_BUILT"}
+
+
+def has_gpu():
+    """Whether the host has an NVIDIA device."""
+    return os.path.exists("/dev/nvidia0")

@@ -1,0 +1,57 @@
+// What the parts of the backward kernel share: its traits, where a CTA works, and its steps.
+#ifndef ATTN_KERNELS_CUDA_SM80_BACKWARD_TRAITS_CUH_
+#define ATTN_KERNELS_CUDA_SM80_BACKWARD_TRAITS_CUH_
+
+#include "kernels/cuda/common/score.cuh"
+#include "kernels/cuda/sm80/kernel_params.h"
+
+namespace attn::cuda::sm80 {
+
+// Tile is a BackwardTile of tiles.h. kOptions as for the forward kernel.
+template <class T_, class Tile_, bool kOptions_>
+struct BackwardTraits : Tile_ {
+  using T = T_;
+  static constexpr bool kOptions = kOptions_;
+  static constexpr int kThreads = Tile_::kWarps * 32;
+  static constexpr int kQkChunks = Tile_::kHeadDim / 8, kVChunks = Tile_::kHeadDimV / 8;
+  static constexpr int kMChunks = Tile_::kBlockM / 8;
+  // Per warp, in m16 (rows) and n8 (columns) tiles. S^T, dP^T: keys x queries. dK, dV: keys x
+  // head_dim. dQ: queries x head_dim.
+  static constexpr int kSWarpsM = Tile_::kWarps / Tile_::kSWarpsN;
+  static constexpr int kSKeys = Tile_::kBlockN / Tile_::kSWarpsN / 16;
+  static constexpr int kSQueries = Tile_::kBlockM / kSWarpsM / 8;
+  static constexpr int kDkvWarpsD = Tile_::kWarps / Tile_::kDkvWarpsN;
+  static constexpr int kDkvKeys = Tile_::kBlockN / Tile_::kDkvWarpsN / 16;
+  static constexpr int kDkDims = Tile_::kHeadDim / kDkvWarpsD / 8;
+  static constexpr int kDvDims = Tile_::kHeadDimV / kDkvWarpsD / 8;
+  static constexpr int kDqWarpsD = Tile_::kWarps / Tile_::kDqWarpsM;
+  static constexpr int kDqQueries = Tile_::kBlockM / Tile_::kDqWarpsM / 16;
+  static constexpr int kDqDims = Tile_::kHeadDim / kDqWarpsD / 8;
+  static constexpr int kSharedBytes =
+      ((Tile_::kBlockN + Tile_::kStages * Tile_::kBlockM) * (Tile_::kHeadDim + Tile_::kHeadDimV) +
+       2 * Tile_::kBlockN * Tile_::kBlockM) *
+      2;
+  static constexpr uint32_t kSquares =
+      (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
+  static_assert(kSQueries % 2 == 0 && kDkDims % 2 == 0 && kDvDims % 2 == 0 && kDqDims % 2 == 0);
+  static_assert(kSQueries <= 8);  // the keep bits of a key tile's row are one word
+};
+
+// Where a CTA works.
+struct BackwardPlace {
+  DeviceSequence s;
+  int b, kv_head, group, n0, warp, lane;
+  int m_begin, m_count;  // query tiles that see a key of this tile
+  uint32_t k_tile, v_tile, q_tiles, dout_tiles, p_tile, ds_tile;  // shared memory
+};
+
+// A step: one query tile of one head.
+struct BackwardStep {
+  int it;  // number among group * m_count; that many: none left
+  int h, m0;
+  uint32_t shown;  // bits of its squares (MaskBits)
+};
+
+}  // namespace attn::cuda::sm80
+
+#endif  // ATTN_KERNELS_CUDA_SM80_BACKWARD_TRAITS_CUH_
