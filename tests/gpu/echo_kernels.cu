@@ -3,8 +3,8 @@
 namespace attn::cuda {
 namespace {
 
-__global__ void EchoKernel(EchoCall call, EchoKind kind, int heads, int dim, int64_t max_rows, void* out, int size,
-                           int64_t token_stride, int64_t batch_stride) {
+__global__ void EchoKernel(EchoCall call, EchoKind kind, int heads, int dim, int64_t max_rows,
+                           void* out, int size, int64_t token_stride, int64_t batch_stride) {
   const int b = blockIdx.y;
   const DeviceSequence s = EchoSequence(call.sequences, b);
   const bool query = kind != EchoKind::kKey;
@@ -22,7 +22,8 @@ __global__ void EchoKernel(EchoCall call, EchoKind kind, int heads, int dim, int
       continue;
     }
     const int64_t at = s.batch * batch_stride + (first + i) * token_stride + h * dim + d;
-    Put(out, size, at, kind == EchoKind::kQuery ? EchoQuery(call, b, h, i, d) : EchoKey(call, b, h, i, d));
+    Put(out, size, at,
+        kind == EchoKind::kQuery ? EchoQuery(call, b, h, i, d) : EchoKey(call, b, h, i, d));
   }
 }
 
@@ -36,11 +37,13 @@ __global__ void BusyKernel(int64_t clocks) {
 
 }  // namespace
 
-cudaError_t LaunchEcho(const EchoCall& call, EchoKind kind, int heads, int dim, int64_t max_rows, void* out, int size,
-                       int64_t token_stride, int64_t batch_stride, cudaStream_t stream) {
+cudaError_t LaunchEcho(const EchoCall& call, EchoKind kind, int heads, int dim, int64_t max_rows,
+                       void* out, int size, int64_t token_stride, int64_t batch_stride,
+                       cudaStream_t stream) {
   const int64_t blocks = (max_rows * heads * dim + 255) / 256;
   const dim3 grid(static_cast<unsigned>(blocks < 4096 ? blocks : 4096), call.sequences.batch);
-  EchoKernel<<<grid, 256, 0, stream>>>(call, kind, heads, dim, max_rows, out, size, token_stride, batch_stride);
+  EchoKernel<<<grid, 256, 0, stream>>>(call, kind, heads, dim, max_rows, out, size, token_stride,
+                                       batch_stride);
   return cudaGetLastError();
 }
 
