@@ -6,7 +6,7 @@ ARG VARIANT=cpu
 ARG CPU_BUILD_IMAGE=debian:12
 ARG CPU_RUNTIME_IMAGE=debian:12-slim
 ARG CUDA_BUILD_IMAGE=nvidia/cuda:12.6.3-devel-ubuntu24.04
-ARG CUDA_RUNTIME_IMAGE=nvidia/cuda:12.6.3-base-ubuntu24.04
+ARG CUDA_RUNTIME_IMAGE=nvidia/cuda:12.6.3-runtime-ubuntu24.04
 
 # VARIANT picks one of each pair by name.
 FROM ${CPU_BUILD_IMAGE} AS build-on-cpu
