@@ -47,9 +47,9 @@ def tls_flags(certs):
 
 
 class TlsTest(unittest.TestCase):
-    def call(self, server, creds, target=None):
+    def call(self, server, creds):
         stub = contract.pb_grpc.AttentionStub(server.channel(
-            target or f"localhost:{server.port}", credentials=creds))
+            f"127.0.0.1:{server.port}", credentials=creds))
         request = simple_case(np.random.default_rng(1)).forward_request()
         return stub.Forward(request, timeout=T).report.path
 
