@@ -19,6 +19,10 @@ namespace attn::server {
 class BufferPool {
  public:
   static constexpr size_t kAlignment = 64;  // a cache line, and the widest vector
+  // The next multiple of kAlignment: where what follows `bytes` in one block may begin.
+  static constexpr uint64_t AlignUp(uint64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   // A block, given back to the pool when destroyed. Move-only. The pool must outlive it.
   class Buffer {

@@ -21,11 +21,6 @@ google::protobuf::ArenaOptions ArenaOn(char* block, size_t size) {
   return options;
 }
 
-uint64_t AlignUp(uint64_t bytes) {
-  constexpr uint64_t kAlign = BufferPool::kAlignment;
-  return (bytes + kAlign - 1) / kAlign * kAlign;
-}
-
 std::string_view StreamTwin(Pass pass) {
   return pass == Pass::kForward ? "ForwardStream" : "BackwardStream";
 }
@@ -104,7 +99,7 @@ absl::Status AttentionCall::AllocateInputs() {
   uint64_t offset = 0;
   for (uint64_t size : payload_sizes_) {
     payload_offsets_.push_back(offset);
-    offset += AlignUp(size);
+    offset += BufferPool::AlignUp(size);
   }
   absl::StatusOr<BufferPool::Buffer> buffer = context_->buffers->Allocate(offset);
   if (!buffer.ok()) return buffer.status();

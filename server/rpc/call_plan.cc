@@ -13,11 +13,6 @@
 namespace attn::server {
 namespace {
 
-uint64_t AlignUp(uint64_t bytes) {
-  constexpr uint64_t kAlign = BufferPool::kAlignment;
-  return (bytes + kAlign - 1) / kAlign * kAlign;
-}
-
 // The standard algorithm stores FP32 scores on a CPU, scores of the input dtype on CUDA.
 int64_t ScoreBytes(PathId path, DType dtype) {
   return DeviceOf(path) == DeviceKind::kCpu ? 4 : SizeOf(dtype);
@@ -43,7 +38,7 @@ void PlanOutputs(Pass pass, CallPlan* plan) {
   uint64_t offset = 0;
   for (int i = 0; i < plan->num_outputs; ++i) {
     plan->outputs[i].offset = offset;
-    offset += AlignUp(plan->outputs[i].bytes);
+    offset += BufferPool::AlignUp(plan->outputs[i].bytes);
   }
 }
 

@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "kernels/api/text.h"
+#include "kernels/cuda/runtime/token_wait.h"
 
 namespace attn::cuda {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAtToken{2};
 // What cudaMalloc() hands out in one piece anyway.
 constexpr int64_t kSmallestBlock = int64_t{2} << 20;
 
@@ -203,11 +203,7 @@ absl::StatusOr<DeviceSet::Lease> DeviceSet::Acquire(const std::vector<bool>& eli
         ++calls_[static_cast<size_t>(at - devices_.begin())];
         break;
       }
-      if (cancel == nullptr) {
-        changed_.Wait(mutex_);
-      } else {
-        changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLookAtToken);
-      }
+      WaitOnce(changed_, mutex_, cancel);
     }
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), ticket));
   }

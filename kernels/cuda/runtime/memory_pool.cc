@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "kernels/api/text.h"
+#include "kernels/cuda/runtime/token_wait.h"
 
 namespace attn::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// A token has no condition variable: whoever waits looks at it this often.
-constexpr std::chrono::milliseconds kLookAtToken{2};
 // A kept block may be this much larger than what is asked for, in quarters.
 constexpr int64_t kSlackQuarters = 5;
 
@@ -109,11 +108,7 @@ absl::StatusOr<MemoryPool::Block> MemoryPool::Allocate(int64_t bytes, const Canc
       if (cancel != nullptr) status = cancel->Check();
       if (!status.ok()) break;
       if (waiting_.front() == ticket && TakeOrReserve(&capacity, &data, &surplus)) break;
-      if (cancel == nullptr) {
-        changed_.Wait(mutex_);
-      } else {
-        changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLookAtToken);
-      }
+      WaitOnce(changed_, mutex_, cancel);
     }
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), ticket));
   }

@@ -14,8 +14,6 @@ constexpr int64_t kMaxFlashHeadDim = 256;
 constexpr int64_t kMaskMultiple = 64;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;  // of a grid
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 template <class T>
 T* At(std::byte* base, int64_t offset) {
   return reinterpret_cast<T*>(base + offset);

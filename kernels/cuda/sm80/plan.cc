@@ -7,7 +7,6 @@
 namespace attn::cuda::sm80 {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t Align(int64_t bytes) { return CeilDiv(bytes, 256) * 256; }
 
 template <DType kType>

@@ -11,6 +11,8 @@
 
 namespace attn::cuda::sm80 {
 
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // The kernels for the element type and the smallest tile that holds both head dims. p.dtype is FP16
 // or BF16; head dims are at most 256.
 const Kernels& KernelsFor(const AttentionProblem& p);

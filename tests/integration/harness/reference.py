@@ -222,8 +222,7 @@ def backward(case, dout, dlse=None):
             size_dp = (np.abs(do) @ np.abs(head.v).T) * head.keep
             w = ((u + head.c)[:, None] * (np.abs(ds) + head.p * (a + np.abs(dl))[:, None])
                  + 2.0 ** -22 * head.p * size_dp + eta)
-            # ds is stored with the cap's slope in it: eta does not shrink with the slope.
-            ds_t, w_t = ds * head.dcap, (w - eta) * head.dcap + eta
+            ds_t, w_t = ds * head.dcap, w * head.dcap
             grads["q"].value[rows_q][:, h] += scale * ds_t @ head.k
             grads["q"].bound[rows_q][:, h] += abs(scale) * w_t @ np.abs(head.k)
             grads["k"].value[rows_k][:, kv] += scale * ds_t.T @ head.q
