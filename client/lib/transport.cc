@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/lib/tensor.h"
 #include "proto/wire/framing.h"
+#include "proto/wire/unix_socket.h"
 
 namespace attn::client {
 namespace {
@@ -82,6 +83,7 @@ grpc::ChannelArguments MakeArguments(const ChannelOptions& options) {
   if (!options.tls_server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls_server_name);
   }
+  wire::EnlargeUnixSendBuffers(&arguments);
   arguments.SetUserAgentPrefix("attn-client");
   return arguments;
 }

@@ -94,17 +94,45 @@ absl::Status AttentionCall::Admit() {
   return absl::OkStatus();
 }
 
-absl::Status AttentionCall::AllocateInputs() {
+absl::Status AttentionCall::Allocate(std::bitset<wire::kMaxPayloads> left_out) {
   payload_offsets_.clear();
   uint64_t offset = 0;
-  for (uint64_t size : payload_sizes_) {
+  for (size_t i = 0; i < payload_sizes_.size(); ++i) {
     payload_offsets_.push_back(offset);
-    offset += BufferPool::AlignUp(size);
+    if (!left_out[i]) offset += BufferPool::AlignUp(payload_sizes_[i]);
   }
   absl::StatusOr<BufferPool::Buffer> buffer = context_->buffers->Allocate(offset);
   if (!buffer.ok()) return buffer.status();
   inputs_ = *std::move(buffer);
   return absl::OkStatus();
+}
+
+absl::Status AttentionCall::AllocateInputs() { return Allocate({}); }
+
+absl::Status AttentionCall::Gather(std::span<const wire::Bytes> payloads) {
+  std::bitset<wire::kMaxPayloads> left_out;
+  if (plan_->reads_inputs) {
+    reader_.emplace(plan_->header, payloads);
+    for (const Input input : {Input::kQ, Input::kK, Input::kV}) {
+      left_out.set(plan_->header[input].payload);
+    }
+  }
+  if (absl::Status s = Allocate(left_out); !s.ok()) return s;
+  for (size_t i = 0; i < payloads.size(); ++i) {
+    if (!left_out[i]) payloads[i].CopyTo(0, payloads[i].size, payload(i));
+  }
+  return absl::OkStatus();
+}
+
+AttentionCall::PayloadReader::PayloadReader(const ConvertedHeader& header,
+                                            std::span<const wire::Bytes> payloads)
+    : sources_{Source(header[Input::kQ], payloads), Source(header[Input::kK], payloads),
+               Source(header[Input::kV], payloads)} {}
+
+void AttentionCall::PayloadReader::Read(Tensor tensor, uint64_t offset_bytes, uint64_t count_bytes,
+                                        std::byte* destination) const {
+  const Source& source = sources_[static_cast<size_t>(tensor)];
+  source.bytes.CopyTo(source.offset + offset_bytes, count_bytes, destination);
 }
 
 bool AttentionCall::tiny() const {
@@ -116,6 +144,7 @@ bool AttentionCall::tiny() const {
 const std::byte* AttentionCall::InputData(Input input) const {
   const TensorRef& ref = plan_->header[input];
   if (!ref.present) return nullptr;
+  if (reader_ && (input == Input::kQ || input == Input::kK || input == Input::kV)) return nullptr;
   return inputs_.data() + payload_offsets_[ref.payload] + ref.offset_bytes;
 }
 
@@ -148,7 +177,11 @@ absl::Status AttentionCall::AllocateOutputs() {
 }
 
 absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
-  const RunContext run{.workspace = workspace, .cancel = &token_, .device_times = &device_times_};
+  const RunContext run{.workspace = workspace,
+                       .cancel = &token_,
+                       .reader = reader_ ? &*reader_ : nullptr,
+                       .reading_ns = &reading_ns_,
+                       .device_times = &device_times_};
   const auto output = [this](int i) {
     return static_cast<void*>(output_data_ + plan_->outputs[i].offset);
   };
@@ -178,7 +211,8 @@ absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
 
 std::chrono::nanoseconds AttentionCall::KernelTime() const {
   return on_cuda() ? std::chrono::nanoseconds(device_times_.kernel_ns)
-                   : std::chrono::nanoseconds(times_.ran - times_.run);
+                   : std::chrono::nanoseconds(times_.ran - times_.run) -
+                         std::chrono::nanoseconds(reading_ns_);
 }
 
 absl::Status AttentionCall::Run() {
@@ -204,6 +238,7 @@ absl::Status AttentionCall::Run() {
   context_->metrics->CountExecution(pass_, path, problem_.dtype, cost_->flops, kernel_time);
   context_->rates->Observe(pass_, path, cost_->flops, kernel_time);
   inputs_ = BufferPool::Buffer();
+  reader_.reset();
   return absl::OkStatus();
 }
 

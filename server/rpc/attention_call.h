@@ -6,6 +6,7 @@
 #include <google/protobuf/arena.h>
 
 #include <array>
+#include <bitset>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -53,8 +54,14 @@ class AttentionCall {
   // RESOURCE_EXHAUSTED, UNAVAILABLE.
   absl::Status Admit();
 
-  // Memory for the payloads; then payload(i) is where to put payload i, payload_sizes()[i] bytes.
-  // Errors: RESOURCE_EXHAUSTED.
+  // Unary only: copies the payloads into memory of the call's own, but for those that stay where
+  // they are until Run() has read them: then the payloads must live until it returns (else they may
+  // go). Errors: RESOURCE_EXHAUSTED.
+  absl::Status Gather(std::span<const wire::Bytes> payloads);
+  bool reads_inputs() const { return reader_.has_value(); }
+
+  // Streams only: memory for the payloads; then payload(i) is where to put payload i,
+  // payload_sizes()[i] bytes. Errors: RESOURCE_EXHAUSTED.
   absl::Status AllocateInputs();
   const std::vector<uint64_t>& payload_sizes() const { return payload_sizes_; }
   std::byte* payload(size_t index) { return inputs_.data() + payload_offsets_[index]; }
@@ -94,12 +101,30 @@ class AttentionCall {
   struct Times {
     TimePoint start, parsed, queued, started, gathered, run, ran;
   };
+  // q, k and v in the payloads of a unary message.
+  class PayloadReader final : public InputReader {
+   public:
+    PayloadReader(const ConvertedHeader& header, std::span<const wire::Bytes> payloads);
+    void Read(Tensor tensor, uint64_t offset_bytes, uint64_t count_bytes,
+              std::byte* destination) const override;
+
+   private:
+    struct Source {
+      Source(const TensorRef& ref, std::span<const wire::Bytes> payloads)
+          : bytes(payloads[ref.payload]), offset(ref.offset_bytes) {}
+      wire::BytesReader bytes;
+      uint64_t offset;
+    };
+    std::array<Source, 3> sources_;  // by Tensor
+  };
   // Keeps the reply's memory, and the pool it goes back to, until gRPC has sent it.
   struct OutputMemory {
     std::shared_ptr<BufferPool> pool;
     BufferPool::Buffer buffer;
   };
 
+  // Memory for the payloads but those that `left_out` names.
+  absl::Status Allocate(std::bitset<wire::kMaxPayloads> left_out);
   absl::Status BindInputs();
   absl::Status AllocateOutputs();
   absl::Status RunBackend(std::span<std::byte> workspace);
@@ -131,6 +156,8 @@ class AttentionCall {
   std::vector<uint64_t> payload_sizes_;    // what the tensors need, or what a unary message brought
   std::vector<uint64_t> payload_offsets_;  // in inputs_
   BufferPool::Buffer inputs_;
+  std::optional<PayloadReader> reader_;
+  uint64_t reading_ns_ = 0;  // of the run's time, what went into reader_
 
   std::array<wire::OutgoingPayload, 5> outputs_;
   std::byte* output_data_ = nullptr;

@@ -60,6 +60,8 @@ struct CallPlan {
   std::vector<uint64_t> payload_sizes;  // what the tensors need
   std::array<Output, 5> outputs;        // in the order of the response header
   int num_outputs = 0;
+  // Of a unary call: q, k and v stay in the message until the backend reads them.
+  bool reads_inputs = false;
   std::unique_ptr<google::protobuf::MessageLite> response_header;
   // Counting visible entries takes time in the number of rows, so this is here for small calls
   // only; of others it is counted where they run, after they were admitted. With a block mask it is

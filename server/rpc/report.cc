@@ -90,7 +90,7 @@ const v1::ExecutionReport& AttentionCall::Report() {
   const TimePoint now = context_->clock->Now();
   v1::StageTimes& times = *r.mutable_times();
   times.set_parse_ns(Nanoseconds(times_.start, times_.parsed));
-  times.set_gather_ns(Nanoseconds(gather_from, times_.gathered));
+  times.set_gather_ns(Nanoseconds(gather_from, times_.gathered) + reading_ns_);
   times.set_queue_ns(queue_ns);
   times.set_kernel_ns(kernel_ns);
   times.set_reply_ns(Nanoseconds(times_.ran, now));

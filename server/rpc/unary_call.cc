@@ -45,15 +45,12 @@ class UnaryCall {
   // After Read() succeeded: makes the reply.
   absl::Status Execute() {
     call_.NoteStarted();
-    if (absl::Status s = call_.AllocateInputs(); !s.ok()) return s;
-    for (size_t i = 0; i < message_.payloads.size(); ++i) {
-      message_.payloads[i].CopyTo(0, message_.payloads[i].size, call_.payload(i));
-    }
-    message_.payloads.clear();
-    pieces_.reset();
-    request_->Clear();
+    if (absl::Status s = call_.Gather(message_.payloads); !s.ok()) return s;
+    const bool gathered = !call_.reads_inputs();
+    if (gathered) LetRequestGo();
     call_.NoteGathered();
     if (absl::Status s = call_.Run(); !s.ok()) return s;
+    if (!gathered) LetRequestGo();
     const v1::ExecutionReport& report = call_.Report();
     *response_ = wire::MakeUnary(call_.response_header(), call_.outputs(), &report);
     return absl::OkStatus();
@@ -70,6 +67,12 @@ class UnaryCall {
   const AttentionCall& call() const { return call_; }
 
  private:
+  void LetRequestGo() {
+    message_.payloads.clear();
+    pieces_.reset();
+    request_->Clear();
+  }
+
   grpc::CallbackServerContext* const rpc_;
   grpc::ByteBuffer* const request_;
   grpc::ByteBuffer* const response_;
