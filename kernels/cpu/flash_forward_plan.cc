@@ -18,10 +18,8 @@ constexpr int64_t kTilesWanted = 32;
 // Windows of so many bytes stay in a core's second-level cache beside the tiles.
 constexpr int64_t kWindowBytes = int64_t{256} << 10;
 
-// Of a call this small the inputs are put together in no time.
-constexpr int64_t kMinReadBytes = int64_t{1} << 20;
-
-// Fewer windows than this keep the cores busy less evenly than fewer tiles would.
+// Fewer windows are shared out unevenly, and of so small a call the inputs are put together in no
+// time.
 constexpr int64_t kMinWindows = 32;
 
 // Elements from a sequence's first to past its last.
@@ -101,8 +99,7 @@ InputWindows::InputWindows(const AttentionProblem& p, const ForwardPlan& plan) {
   if (q_extent > p.q.batch || k_extent > p.k.batch || v_extent > p.v.batch) return;
   const int64_t stride_bytes = (p.q.batch + p.k.batch + p.v.batch) * SizeOf(p.dtype);
   const int64_t fit = kWindowBytes / std::max<int64_t>(stride_bytes, 1);
-  if (fit == 0 || stride_bytes * p.batch < kMinReadBytes) return;
-  if (CeilDiv(p.batch, fit) < kMinWindows) return;
+  if (fit == 0 || CeilDiv(p.batch, fit) < kMinWindows) return;
   sequences = fit;
   count = CeilDiv(p.batch, fit);
 }

@@ -25,6 +25,9 @@ constexpr unsigned kMaxCopiers = 4;
 // 9 ms instead of 5.
 constexpr uint64_t kStreamedCopyBytes = uint64_t{4} << 20;
 
+// Pieces are 16 KiB and more and lie anywhere. 5.9 ms without, 3.6 with, for 64 MiB on two cores.
+constexpr size_t kPrefetchBytes = 1024;
+
 #if defined(__SSE2__)
 void StreamedCopy(std::byte* destination, const char* source, size_t count) {
   constexpr size_t kLine = 64;
@@ -35,6 +38,9 @@ void StreamedCopy(std::byte* destination, const char* source, size_t count) {
   source += head;
   count -= head;
   for (; count >= kLine; count -= kLine, destination += kLine, source += kLine) {
+    // The processor foresees little of a piece before it is through with it. May point past the
+    // end: asking is no access.
+    __builtin_prefetch(source + kPrefetchBytes);
     const auto* from = reinterpret_cast<const __m128i*>(source);
     auto* to = reinterpret_cast<__m128i*>(destination);
     const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
