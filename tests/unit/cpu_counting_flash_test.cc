@@ -33,7 +33,7 @@ TEST(FlashTrafficTest, CountersEqualTheModelOnRandomProblems) {
 TEST(FlashTrafficTest, CountersEqualTheModelWhereInputsAreRead) {
   ThreadPool pool(2);
   const std::unique_ptr<Backend> backend = MakeFlashCpuBackend(&pool);
-  for (uint32_t seed = 100; seed < 106; ++seed) {
+  for (uint32_t seed = 100; seed < 104; ++seed) {
     FlashRandom random(seed);
     FlashCall call(RandomShortSpec(random), random);
     TrafficCounters counters;

@@ -232,7 +232,14 @@ class FlashCall {
   static void Fill(std::vector<std::byte>& bytes, int64_t elements, DType dtype,
                    FlashRandom& random) {
     bytes.resize(elements * SizeOf(dtype) + kGuardBytes);
-    for (int64_t i = 0; i < elements; ++i) StoreElement(bytes.data(), dtype, i, random.Gauss());
+    constexpr int64_t kPeriod = 65'521;  // a prime, so that rows differ
+    for (int64_t i = 0; i < std::min(elements, kPeriod); ++i) {
+      StoreElement(bytes.data(), dtype, i, random.Gauss());
+    }
+    for (int64_t i = kPeriod; i < elements; i += kPeriod) {
+      std::memcpy(bytes.data() + i * SizeOf(dtype), bytes.data(),
+                  static_cast<size_t>(std::min(kPeriod, elements - i) * SizeOf(dtype)));
+    }
   }
 
   AttentionProblem problem_[2];
