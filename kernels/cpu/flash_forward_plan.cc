@@ -91,7 +91,9 @@ ForwardTile ForwardPlan::Tile(const AttentionProblem& p, int64_t number) const {
 }
 
 InputWindows::InputWindows(const AttentionProblem& p, const ForwardPlan& plan) {
-  if (p.layout != Layout::kBshd || plan.splits > 1 || plan.total_tiles == 0) return;
+  // Fewer sequences first: the stride of a single one may be any number.
+  if (p.batch < kMinWindows || p.layout != Layout::kBshd) return;
+  if (plan.splits > 1 || plan.total_tiles == 0) return;
   q_extent = Extent(p.q, p.seqlen_q, p.num_heads, p.head_dim);
   k_extent = Extent(p.k, p.seqlen_k, p.num_kv_heads, p.head_dim);
   v_extent = Extent(p.v, p.seqlen_k, p.num_kv_heads, p.head_dim_v);

@@ -85,6 +85,9 @@ TEST(FlashReaderTest, LeavesOtherProblemsToTheCaller) {
   EXPECT_EQ(Windows(BshdSpec({8, 1, 1, 64, 1, 128, 128}, DType::kBf16)).count, 0);  // small
   EXPECT_EQ(Windows(BshdSpec({64, 512, 512, 8, 8, 64, 64})).count, 0);  // long sequences
   EXPECT_EQ(Windows(BshdSpec({0, 1, 1, 64, 1, 128, 128})).count, 0);
+  AttentionSpec single = BshdSpec({1, 1, 1, 64, 1, 128, 128});
+  single.q.strides = single.k.strides = single.v.strides = {INT64_MAX, 64 * 128, 128, 1};
+  EXPECT_EQ(Windows(single).count, 0);
   AttentionSpec spec = BshdSpec({4096, 1, 1, 64, 1, 128, 128}, DType::kBf16);
   spec.k.strides = {0, 128, 128, 1};  // one k for all sequences
   EXPECT_EQ(Windows(spec).count, 0);
