@@ -1,6 +1,7 @@
 #include "client/cli/flags.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -43,8 +44,8 @@ std::string OneLine(std::string text) {
 void DeclareConnection(CLI::App* app, ConnectionFlags* flags) {
   client::ChannelOptions* channel = &flags->channel;
   const char* group = "Connection";
-  app->add_option("--server", channel->target, "HOST:PORT or unix:/PATH")
-      ->envname("ATTN_SERVER")
+  app->add_option("--server", channel->target,
+                  "HOST:PORT or unix:/PATH (environment: ATTN_SERVER)")
       ->capture_default_str()
       ->group(group);
   app->add_option("--tls-ca", channel->tls_ca, "PEM file of the authority to trust; turns TLS on")
@@ -269,6 +270,11 @@ absl::Status ParseFlags(std::vector<std::string> arguments, Flags* flags) {
   // CLI11 reports everything, help included, by throwing; nothing of it leaves this function.
   CLI::App app;
   app.name("attn");
+  // Not by CLI11: it lets the environment speak for every subcommand, also those not chosen, and so
+  // over what the chosen one was told.
+  if (const char* server = std::getenv("ATTN_SERVER"); server != nullptr && *server != '\0') {
+    flags->connection.channel.target = server;
+  }
   DeclareFlags(&app, flags);
   const bool bare = arguments.empty();
   std::reverse(arguments.begin(), arguments.end());

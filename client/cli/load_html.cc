@@ -29,7 +29,7 @@ body { margin: 0 auto; padding: 1rem; max-width: 76rem; background: var(--page);
 h1 { font-size: 1.5rem; margin: .2rem 0; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .5rem; }
 h3 { font-size: 1rem; margin: 0; }
 p { margin: .2rem 0; color: var(--soft); }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .6rem;
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: .6rem;
   margin: 1rem 0; }
 .card, figure, .box { background: var(--card); border: 1px solid var(--grid); border-radius: 6px;
   padding: .6rem .8rem; margin: 0; }
@@ -59,7 +59,8 @@ svg .onbar { fill: var(--onbar); }
   font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--grid);
   white-space: nowrap; } th { color: var(--soft); font-weight: 600; }
-th:first-child, td:first-child { text-align: left; } .left td { text-align: left; }
+th:first-child, td:first-child { text-align: left; } .left td, .wrap td:last-child, .wrap th:last-child { text-align: left; }
+.wrap td:last-child { white-space: normal; min-width: 14rem; }
 )";
 
 const Style kPlain{.unicode = true, .color = false};
@@ -209,6 +210,17 @@ std::string AgainstLoad(const LoadResult& result) {
   LinePlot plot;
   plot.title = "Latency against load";
   plot.x = {LevelTitle(result), PlainTick, false, {}};
+  double lowest = result.phases[0].level, highest = lowest;
+  for (const LoadPhase& phase : result.phases) {
+    lowest = std::min(lowest, phase.level);
+    highest = std::max(highest, phase.level);
+  }
+  plot.x.log = highest >= 8 * lowest;
+  // The levels of a sweep are what the reader looks for; a search tries too many to name.
+  if (!result.plan.slo && result.phases.size() <= 8) {
+    for (const LoadPhase& phase : result.phases) plot.x.ticks.push_back(phase.level);
+    std::sort(plot.x.ticks.begin(), plot.x.ticks.end());
+  }
   plot.y = {"", NanosTick, true, {}};
   plot.series = {{"p50", {}, 0, true}, {"p99", {}, 1, true}, {"p99.9", {}, 2, true}};
   LinePlot rate;
@@ -292,7 +304,8 @@ std::string PhaseTable(const LoadResult& result) {
 }
 
 std::string EntryTable(const LoadResult& result, const PhaseStats& stats) {
-  TableHtml table({"kind of call", "weight", "ok", "failed", "p50", "p99", "p99.9", "max", "call"});
+  TableHtml table({"kind of call", "weight", "ok", "failed", "p50", "p99", "p99.9", "max", "call"},
+                  "wrap");
   for (size_t i = 0; i < result.entries.size(); ++i) {
     const load::EntryStats& entry = stats.entries[i];
     std::vector<std::string> cells = {result.entries[i].name,

@@ -77,8 +77,10 @@ std::string Axes(const LinePlot& plot, const Scale& x, const Scale& y) {
     const std::string at = Coordinate(x.At(tick));
     svg += Cat("<line x1=\"", at, "\" x2=\"", at, "\" y1=\"", kTop, "\" y2=\"", kHeight - kBottom,
                "\"/>");
-    labels += Cat("<text x=\"", at, "\" y=\"", kHeight - kBottom + 16, "\" text-anchor=\"middle\">",
-                  EscapeHtml(plot.x.format(tick)), "</text>");
+    // The outermost label stays within the picture.
+    const char* anchor = x.At(tick) > kWidth - kRight - 18 ? "end" : "middle";
+    labels += Cat("<text x=\"", at, "\" y=\"", kHeight - kBottom + 16, "\" text-anchor=\"", anchor,
+                  "\">", EscapeHtml(plot.x.format(tick)), "</text>");
   }
   labels += Cat("<text x=\"", (kLeft + kWidth - kRight) / 2, "\" y=\"", kHeight - 6,
                 "\" text-anchor=\"middle\">", EscapeHtml(plot.x.title), "</text></g>");
@@ -138,12 +140,10 @@ std::vector<double> ChooseTicks(double low, double high, bool log) {
   std::vector<double> ticks;
   if (!log) {
     const double rough = (high - low) / 5;
-    double step = std::pow(10.0, std::floor(std::log10(rough)));
-    for (const double factor : {2.0, 5.0, 10.0}) {
-      if (step * factor <= rough * 1.5) {
-        step *= factor;
-        break;
-      }
+    const double decade = std::pow(10.0, std::floor(std::log10(rough)));
+    double step = 10 * decade;
+    for (const double factor : {5.0, 2.0, 1.0}) {
+      if (decade * factor >= rough * 0.8) step = decade * factor;
     }
     const double first = std::floor(low / step), last = std::ceil(high / step);
     for (double i = first; i <= last && ticks.size() < 64; ++i) ticks.push_back(i * step);
