@@ -134,10 +134,7 @@ Json PhaseJson(const LoadPhase& phase, const LoadResult& result) {
                  {"stable", found.stability.stable},
                  {"throughputDeviation", found.stability.worst_throughput},
                  {"latencyDeviation", found.stability.worst_latency}}},
-               {"generator",
-                {{"cpuSeconds", found.cpu_seconds},
-                 {"calls", found.cpu_calls},
-                 {"verifySkipped", found.verify_skipped}}}};
+               {"generator", {{"cpuSeconds", found.cpu_seconds}, {"calls", found.cpu_calls}}}};
   json["stages"] = StagesJson(stats);
   json["paths"] = PathsJson(stats);
   json["rejections"] = stats.rejections;
@@ -177,6 +174,7 @@ Json LoadToJson(const LoadResult& result) {
   if (result.verification) {
     json["verification"] = {{"replies", result.verification->replies},
                             {"wrong", result.verification->wrong},
+                            {"skipped", result.verification->skipped},
                             {"largestErrorOverBound", result.verification->worst_ratio},
                             {"faults", result.verification->faults}};
   }

@@ -105,6 +105,9 @@ std::string Outcome(const LoadPhase& phase, const LoadResult& result, const Styl
     table.Add({"verified", Cat(FormatCount(result.verification->replies), " replies, ",
                                good ? style.Green("all right")
                                     : style.Red(Cat(result.verification->wrong, " wrong")),
+                               result.verification->skipped > 0
+                                   ? Cat(", ", result.verification->skipped, " more not looked at")
+                                   : "",
                                "; largest error / bound: ", ratios)});
   }
   std::string generator =

@@ -18,9 +18,10 @@ constexpr int64_t kSleepSliceNs = 20'000'000;
 
 }  // namespace
 
-Generator::Generator(Target* target, const PhaseOptions& options)
+Generator::Generator(Target* target, const PhaseOptions& options, Verifier* verifier)
     : target_(target),
       options_(options),
+      verifier_(verifier),
       measure_from_ns_(options.warm_up.count()),
       start_(std::chrono::steady_clock::now()),
       stop_sending_ns_(std::numeric_limits<int64_t>::max()),
@@ -88,7 +89,8 @@ void Generator::Send(uint32_t entry, int64_t intended_ns, bool paced) {
   CallRequest request;
   request.entry = entry;
   request.traceparent = std::move(trace.traceparent);
-  request.keep_results = options_.verify_every > 0 && number % options_.verify_every == 0;
+  request.keep_results =
+      verifier_ != nullptr && options_.verify_every > 0 && number % options_.verify_every == 0;
   request.cancel = &cancel_;
   record.trace_id = std::move(trace.trace_id);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
@@ -97,6 +99,10 @@ void Generator::Send(uint32_t entry, int64_t intended_ns, bool paced) {
   record.reply = target_->Call(request);
   record.done_ns = NowNs();
   in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  if (!record.reply.results.empty()) {
+    verifier_->Offer(entry, std::move(record.reply.results), record.trace_id);
+    record.reply.results.clear();
+  }
   MutexLock lock(records_mutex_);
   records_.push_back(std::move(record));
 }

@@ -26,7 +26,8 @@ namespace attn::load {
 // but to send.
 class Generator {
  public:
-  Generator(Target* target, const PhaseOptions& options);
+  // `verifier` may be null.
+  Generator(Target* target, const PhaseOptions& options, Verifier* verifier);
   // Stops and waits for the calls in flight, which are cancelled.
   ~Generator();
 
@@ -73,6 +74,7 @@ class Generator {
 
   Target* const target_;
   const PhaseOptions& options_;
+  Verifier* const verifier_;
   const int64_t measure_from_ns_;
   std::chrono::steady_clock::time_point start_;
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -69,7 +69,6 @@ struct PhaseResult {
   Stability stability;
   double cpu_seconds = 0;  // of this process, from start to end, and calls in it, warm-up included
   int64_t cpu_calls = 0;
-  int64_t verify_skipped = 0;  // the verifier was behind
 };
 
 // How a running phase looks, for a person who waits.

@@ -13,8 +13,9 @@ namespace {
 
 using client::HostTensor;
 
-// A queue of more would hold memory without need: comparing is faster than receiving.
-constexpr size_t kMaxQueue = 16;
+// What may wait to be compared. Comparing is faster than receiving, so this fills only where the
+// machine is busy with something else.
+constexpr size_t kMaxQueueBytes = 256 << 20;
 constexpr size_t kMaxFaults = 5;
 
 DType ToDType(v1::DType dtype) {
@@ -164,14 +165,20 @@ Verifier::~Verifier() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool Verifier::Offer(uint32_t entry, std::vector<HostTensor> results, const std::string& trace_id) {
+void Verifier::Offer(uint32_t entry, std::vector<HostTensor> results, const std::string& trace_id) {
   {
+    size_t bytes = 0;
+    for (const HostTensor& tensor : results) bytes += tensor.bytes.size();
     MutexLock lock(mutex_);
-    if (queue_.size() >= kMaxQueue) return false;
-    queue_.push_back({entry, std::move(results), trace_id});
+    // One reply may always wait, however large it is.
+    if (!queue_.empty() && queue_bytes_ + bytes > kMaxQueueBytes) {
+      ++result_.skipped;
+      return;
+    }
+    queue_bytes_ += bytes;
+    queue_.push_back({entry, std::move(results), trace_id, bytes});
   }
   changed_.NotifyAll();
-  return true;
 }
 
 Verification Verifier::Result() {
@@ -181,22 +188,23 @@ Verification Verifier::Result() {
 }
 
 void Verifier::Run() {
+  Verification result;  // `skipped` is counted by Offer()
   for (;;) {
     Item item;
-    Verification result;
     {
       MutexLock lock(mutex_);
       while (!stop_ && queue_.empty()) changed_.Wait(mutex_);
       if (stop_) return;
       item = std::move(queue_.front());
       queue_.pop_front();
+      queue_bytes_ -= item.bytes;
       busy_ = true;
-      result = result_;
     }
     Check(item, &result);
     {
       MutexLock lock(mutex_);
-      result_ = std::move(result);
+      result.skipped = result_.skipped;
+      result_ = result;
       busy_ = false;
     }
     changed_.NotifyAll();

@@ -26,6 +26,7 @@ absl::StatusOr<AttentionSpec> SpecOf(const MixEntry& entry);
 struct Verification {
   int64_t replies = 0;                        // held against the reference
   int64_t wrong = 0;                          // of these, with an element beyond its bound
+  int64_t skipped = 0;                        // not looked at, because the queue was full
   std::map<std::string, double> worst_ratio;  // error / bound by tensor; at most 1 is right
   std::vector<std::string> faults;            // the first few, with their trace ids
 };
@@ -39,9 +40,8 @@ class Verifier {
   static absl::StatusOr<std::unique_ptr<Verifier>> Create(const std::vector<MixEntry>& entries);
   ~Verifier();
 
-  // Results as CallReply::results has them. False: the queue is full; they are not looked at.
-  // Thread-safe.
-  bool Offer(uint32_t entry, std::vector<client::HostTensor> results, const std::string& trace_id);
+  // Takes results as CallReply::results has them, to compare them in its own time. Thread-safe.
+  void Offer(uint32_t entry, std::vector<client::HostTensor> results, const std::string& trace_id);
 
   // What has come of all replies so far; waits for those in the queue. Thread-safe.
   Verification Result();
@@ -55,6 +55,7 @@ class Verifier {
     uint32_t entry = 0;
     std::vector<client::HostTensor> results;
     std::string trace_id;
+    size_t bytes = 0;
   };
 
   Verifier() = default;
@@ -66,6 +67,7 @@ class Verifier {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Item> queue_ ATTN_GUARDED_BY(mutex_);
+  size_t queue_bytes_ ATTN_GUARDED_BY(mutex_) = 0;
   bool busy_ ATTN_GUARDED_BY(mutex_) = false;
   bool stop_ ATTN_GUARDED_BY(mutex_) = false;
   Verification result_ ATTN_GUARDED_BY(mutex_);
