@@ -1,4 +1,7 @@
 // attn load as JSON. client/README.md documents the keys.
+#include <algorithm>
+#include <utility>
+
 #include "client/cli/load_result.h"
 #include "client/cli/report_view.h"
 #include "client/cli/text.h"

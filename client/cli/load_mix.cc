@@ -74,6 +74,10 @@ absl::StatusOr<load::MixEntry> FromFields(const ProblemFlags& defaults, MixField
   if (!pass.empty() && pass != "forward" && pass != "backward") {
     return Bad(Cat("pass '", pass, "' is neither forward nor backward"));
   }
+  const std::string payload = Take(&fields, "payload");
+  if (!payload.empty() && payload != "inline") {
+    return Bad(Cat("payload '", payload, "' is not inline, the one source that servers have"));
+  }
   std::vector<std::string> arguments;
   for (auto& [key, value] : fields) {
     std::replace(key.begin(), key.end(), '_', '-');

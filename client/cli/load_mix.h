@@ -14,8 +14,8 @@
 
 namespace attn::cli {
 
-// Names and values of one entry: name, weight, pass, and the options of a call by their long names
-// with - or _ (seqlen_q, causal, dtype, …).
+// Names and values of one entry: name, weight, pass, payload, and the options of a call by their
+// long names with - or _ (seqlen_q, causal, dtype, …).
 using MixFields = std::vector<std::pair<std::string, std::string>>;
 
 // A mix file: {"entries": [{"name": "prefill", "weight": 3, "pass": "forward", "seqlen_q": 1024,

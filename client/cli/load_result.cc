@@ -1,5 +1,6 @@
 #include "client/cli/load_result.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_format.h"

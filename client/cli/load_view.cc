@@ -1,6 +1,9 @@
 // attn load on a terminal.
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "client/cli/load_result.h"

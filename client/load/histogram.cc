@@ -20,7 +20,7 @@ Histogram::Bucket Histogram::Bounds(int64_t index) {
   if (index < kLinear) return {index, index, 0};
   const int64_t shift = index / kLinear - 1;
   const int64_t lower = (index - kLinear * shift) << shift;
-  return {lower, lower + (int64_t{1} << shift) - 1, 0};
+  return {lower, lower + ((int64_t{1} << shift) - 1), 0};
 }
 
 void Histogram::Record(int64_t value) {

@@ -136,8 +136,9 @@ class Runner {
   void Conclude() {
     const int64_t now = generator_.NowNs();
     if (!stopping() && generator_.calls_used_up()) result_.end = PhaseEnd::kCalls;
-    // A schedule or a number of calls may be over before the time is.
-    end_ns_ = std::min(end_ns_, now);
+    // A number of calls may be over before the time is. A schedule is not: the time after its last
+    // call is a gap like those between calls.
+    if (result_.end == PhaseEnd::kCalls) end_ns_ = std::min(end_ns_, now);
     result_.stats.SetEnd(end_ns_);
     result_.stats.CloseWindows(std::max(now, end_ns_));
     result_.measured_seconds = std::max<int64_t>(0, end_ns_ - options_.warm_up.count()) * 1e-9;

@@ -29,7 +29,7 @@ struct CallRecord {
 
 // Where the time of a call goes, in the order in which it passes.
 enum class Stage : uint8_t {
-  kWait,    // due, but every place for a call in flight was taken
+  kWait,    // due and not yet sent: no place in flight was free, or the generator was late
   kClient,  // in the client library: making the request, reading the reply, retries
   kWire,    // the call as gRPC saw it, less the server's handler
   kParse,

@@ -4,12 +4,15 @@
 // writes {"listen": ["127.0.0.1:N"]} there and serves until SIGTERM.
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"

@@ -2,8 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/cli/exit_code.h"
@@ -146,6 +150,7 @@ TEST(MixTest, SaysWhatIsWrong) {
   EXPECT_THAT(MixError(R"([{"name": "a", "seqlen": 3}])"), HasSubstr("entry 'a'"));
   EXPECT_THAT(MixError(R"([{"name": "a", "weight": 0}])"), HasSubstr("weight '0'"));
   EXPECT_THAT(MixError(R"([{"name": "a", "pass": "sideways"}])"), HasSubstr("sideways"));
+  EXPECT_THAT(MixError(R"([{"payload": "handle"}])"), HasSubstr("payload 'handle'"));
   EXPECT_THAT(MixError(R"([{"name": "a"}, {"name": "a"}])"), HasSubstr("two entries"));
   EXPECT_THAT(MixError(R"([{"seqlen_q": -1}])"), HasSubstr("--seqlen-q"));
 }

@@ -3,6 +3,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "client/load/verify.h"
