@@ -44,8 +44,7 @@ std::string OneLine(std::string text) {
 void DeclareConnection(CLI::App* app, ConnectionFlags* flags) {
   client::ChannelOptions* channel = &flags->channel;
   const char* group = "Connection";
-  app->add_option("--server", channel->target,
-                  "HOST:PORT or unix:/PATH (environment: ATTN_SERVER)")
+  app->add_option("--server", channel->target, "HOST:PORT or unix:/PATH (environment: ATTN_SERVER)")
       ->capture_default_str()
       ->group(group);
   app->add_option("--tls-ca", channel->tls_ca, "PEM file of the authority to trust; turns TLS on")

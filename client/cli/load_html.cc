@@ -55,8 +55,10 @@ svg .onbar { fill: var(--onbar); }
 .key { white-space: nowrap; margin-right: .8rem; color: var(--ink); font-size: .85rem; }
 .key::before { content: ""; display: inline-block; width: 1.1rem; margin-right: .35rem;
   vertical-align: middle; border-top: 3px solid; }
-.k0::before { border-color: var(--s0); } .k1::before { border-color: var(--s1); border-top-style: dashed; }
-.k2::before { border-color: var(--s2); border-top-style: dotted; } .k3::before { border-color: var(--s3); }
+.k0::before { border-color: var(--s0); }
+.k1::before { border-color: var(--s1); border-top-style: dashed; }
+.k2::before { border-color: var(--s2); border-top-style: dotted; }
+.k3::before { border-color: var(--s3); }
 .k4::before { border-color: var(--s4); border-top-style: dashed; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; overflow-wrap: normal;
   font-variant-numeric: tabular-nums; font-size: .9rem; }

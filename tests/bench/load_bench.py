@@ -98,12 +98,14 @@ def stalled_server(args, directory):
     if running.returncode != 0:
         sys.exit(f"attn load exited with {running.returncode}")
     phase = json.loads(out)["phases"][0]
-    print(f"{seconds:g} s at 500/s evenly spaced, at most 8 in flight, server stopped for {stall:g} s")
+    print(f"{seconds:g} s at 500/s evenly spaced, at most 8 in flight, server stopped for "
+          f"{stall:g} s")
     print(f"{phase['ok']} of {phase['offered']} calls done, {phase['failed']} failed\n")
-    print(f"{'seconds from':<16}{'p50':>10}{'p90':>10}{'p99':>10}{'p99.9':>10}{'max':>10}")
+    quantiles = ("p50", "p90", "p99", "p99.9", "max")
+    print(f"{'seconds from':<16}" + "".join(f"{q:>10}" for q in quantiles))
     for label, name in (("intended send", "latency"), ("actual send", "service")):
         row = phase[name]
-        print(f"{label:<16}" + "".join(f"{row[q]:>10.4f}" for q in ("p50", "p90", "p99", "p99.9", "max")))
+        print(f"{label:<16}" + "".join(f"{row[q]:>10.4f}" for q in quantiles))
     intended, actual = phase["latency"]["p99"], phase["service"]["p99"]
     least = 0.85 * stall
     holds = (intended >= least and actual < 0.1 * intended and phase["failed"] == 0
