@@ -64,7 +64,8 @@ svg .onbar { fill: var(--onbar); }
   font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--grid);
   white-space: nowrap; } th { color: var(--soft); font-weight: 600; }
-th:first-child, td:first-child { text-align: left; } .left td, .wrap td:last-child, .wrap th:last-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; }
+.left td, .wrap td:last-child, .wrap th:last-child { text-align: left; }
 .wrap td:last-child { white-space: normal; min-width: 14rem; }
 )";
 

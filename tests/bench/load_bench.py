@@ -111,8 +111,8 @@ def stalled_server(args, directory):
     holds = (intended >= least and actual < 0.1 * intended and phase["failed"] == 0
              and phase["ok"] == phase["offered"] == 500 * seconds)
     return verdict("stalled-server", f"p99 {intended:.3f} s from the intended send, {actual:.4f} s "
-                   "from the actual send", f"at least {least:g} s, and under 10% of it; no call lost",
-                   holds)
+                   "from the actual send",
+                   f"at least {least:g} s, and under 10% of it; no call lost", holds)
 
 
 # ------------------------------------------------------------------------------ histogram-error

@@ -214,15 +214,15 @@ class LoadTest(unittest.TestCase):
         done = self.load("--head-dim-v", 1000, "--calls", 5, *QUICK, status=5)
         self.assertIn("head_dim", done.stderr)
         # Nobody there.
-        done = subprocess.run([ATTN, "load", "--server", "127.0.0.1:1", "--connect-timeout", "100ms"],
-                              capture_output=True, text=True, timeout=T)
+        nobody = ["--server", "127.0.0.1:1", "--connect-timeout", "100ms"]
+        done = subprocess.run([ATTN, "load", *nobody], capture_output=True, text=True, timeout=T)
         self.assertEqual(done.returncode, 3)
         # Files that cannot be used.
         self.load("--mix", self.directory / "none.json", status=2)
         self.load("--html", self.directory / "no" / "r.html", "--calls", 1, *QUICK, status=2)
 
     def test_until_stable_ends_early(self):
-        # Three windows are never further than 200% from their mean, so the machine cannot fail this.
+        # Three windows are never further than 200% from their mean: no machine can fail this.
         phase = self.json("--concurrency", 1, "--duration", "5m", "--window", "200ms", "--warm-up",
                           "200ms", "--until-stable", "--stability", "1000")["phases"][0]
         self.assertEqual(phase["end"], "stable")
@@ -242,8 +242,8 @@ class LoadTest(unittest.TestCase):
             self.assertIn("calls failed", done.stderr)
 
     def test_abort_p99(self):
-        done = self.load("--rate", 50, "--duration", "5m", "--window", "100ms", "--abort-p99", "1us",
-                         *QUICK, status=8)
+        done = self.load("--rate", 50, "--duration", "5m", "--window", "100ms", "--abort-p99",
+                         "1us", *QUICK, status=8)
         self.assertIn("aborted: p99", done.stderr)
 
 
