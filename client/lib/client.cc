@@ -25,6 +25,7 @@ CallControl MakeControl(const CallOptions& options) {
   constexpr std::chrono::nanoseconds kFar = std::chrono::hours(24 * 365 * 100);
   CallControl control;
   control.cancel = options.cancel;
+  if (!options.metadata.empty()) control.metadata = &options.metadata;
   if (options.deadline && *options.deadline < kFar) {
     control.deadline =
         std::chrono::system_clock::now() +

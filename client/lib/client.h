@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -73,6 +74,9 @@ struct CallOptions {
   std::optional<bool> streaming;
   // Asked to stop: set from any thread; the call ends with CANCELLED.
   const std::atomic<bool>* cancel = nullptr;
+  // Sent as metadata with every attempt: lower-case names that gRPC does not reserve, ASCII values.
+  // For example {"traceparent", "00-…"} (W3C Trace Context).
+  std::vector<std::pair<std::string, std::string>> metadata;
 };
 
 // Tensors of a call. `header` carries shape, options, policy and report level; its tensor fields

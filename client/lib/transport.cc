@@ -98,6 +98,12 @@ wire::OutgoingPayload MakeOwned(const wire::OutgoingPayload& payload) {
   return {{copy.get(), payload.bytes.size()}, copy};
 }
 
+void CallControl::Prepare(grpc::ClientContext* context) const {
+  if (deadline) context->set_deadline(*deadline);
+  if (metadata == nullptr) return;
+  for (const auto& [name, value] : *metadata) context->AddMetadata(name, value);
+}
+
 void EventLoop::Next(void** tag, bool* ok) {
   for (;;) {
     if (control_.cancel == nullptr && !tick_) {
@@ -196,7 +202,7 @@ AttemptResult Transport::Unary(const std::string& method, const grpc::ByteBuffer
                                const CallControl& control, grpc::ByteBuffer* reply) {
   std::unique_ptr<grpc::CompletionQueue> queue = TakeQueue();
   grpc::ClientContext context;
-  if (control.deadline) context.set_deadline(*control.deadline);
+  control.Prepare(&context);
   EventLoop events(queue.get(), &context, control, nullptr);
   const auto begin = std::chrono::steady_clock::now();
   auto call = NextStub().PrepareUnaryCall(&context, method, request, queue.get());

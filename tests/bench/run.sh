@@ -12,6 +12,11 @@ usage: tests/bench/run.sh [--build-dir DIR] [--no-build] NAME [ARGUMENT]...
   rpc-overhead     p50 of a tiny call against a raw callback echo
   rpc-throughput   64 MiB each way against plain sockets, TCP and Unix, unary and streaming
   soak             10,000 random calls with cancels, deadlines and killed clients
+  stalled-server   attn load while the server stands still: latency from the intended send
+  histogram-error  attn load's percentiles against exact ones
+  poisson-fit      attn load's arrivals against the Poisson process
+  generator-ceiling  calls/s of attn load against a server that computes nothing
+  stage-sum        the server's stages against its handler's time, as attn load sees them
 
   --build-dir DIR  build here (default: build-bench; Release)
   --no-build       use what DIR holds
@@ -108,6 +113,12 @@ case "$name" in
   soak)
     build_targets attnd attn_soak
     exec "$bin/attn_soak" --attnd "$build_dir/server/attnd" "$@"
+    ;;
+  stalled-server | histogram-error | poisson-fit | generator-ceiling | stage-sum)
+    build_targets attn attnd attn_null_server attn_load_histogram
+    exec python3 "$root/tests/bench/load_bench.py" "$name" --attn "$build_dir/client/cli/attn" \
+      --attnd "$build_dir/server/attnd" --null-server "$bin/attn_null_server" \
+      --histogram "$bin/attn_load_histogram" "$@"
     ;;
   *) die "unknown name '$name' (see --help)" ;;
 esac
