@@ -108,6 +108,9 @@ class AttentionCall {
   bool on_cuda() const { return DeviceOf(*plan_->choice.path) == DeviceKind::kCuda; }
   // After RunBackend(): of the attention itself; on a device without queueing and copies.
   std::chrono::nanoseconds KernelTime() const;
+  // What the device's rates, measured at start-up, allow at best; 0 where there are none.
+  double RooflineNs() const;
+  void CountExecution() const;
   // What only calls on a device have.
   void ReportDevice(v1::ExecutionReport* report) const;
 

@@ -96,12 +96,13 @@ void FillServerInfo(const ServiceContext& context, v1::GetServerInfoResponse* re
     out.set_matrix_tflops(context.rates->BestForwardFlopsPerSecond() * 1e-12);
     out.set_copy_gb_per_s(context.rates->copy_bytes_per_second() * 1e-9);
   }
-  for (const PathCandidate& candidate : context.paths->candidates()) {
+  const PathTable::Snapshot candidates = context.paths->candidates();
+  for (const PathCandidate& candidate : *candidates) {
     v1::PathInfo& path = *response->add_paths();
     path.set_path(std::string(Name(candidate.path)));
     path.set_path_class(ToProto(ClassOf(candidate.path)));
     path.set_device_kind(ToProto(DeviceOf(candidate.path)));
-    path.set_available(context.paths->available(candidate.path));
+    path.set_available(candidate.backend != nullptr && candidate.standing.empty());
     for (const Rejection& rejection : candidate.standing) {
       ToProto(rejection, /*full=*/true, path.add_rejections());
     }
