@@ -268,6 +268,8 @@ absl::Status AttentionCall::Settle(absl::Status status) {
                         {"device", device_times_.device_index},
                         {"run_us", micros(times_.run, times_.ran)},
                         {"handler_us", micros(times_.start, now)},
+                        {"trace_id", trace_ ? trace_->trace_id() : std::string()},
+                        {"span_id", trace_ ? trace_->span_id() : std::string()},
                         {"error", status.message()}});
   }
   return status;

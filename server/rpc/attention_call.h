@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,7 @@
 #include "kernels/api/path.h"
 #include "kernels/api/problem.h"
 #include "proto/wire/byte_buffer.h"
+#include "proto/wire/trace_context.h"
 #include "server/rpc/call_plan.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/service_context.h"
@@ -35,6 +37,10 @@ class AttentionCall {
   ~AttentionCall();
   AttentionCall(const AttentionCall&) = delete;
   AttentionCall& operator=(const AttentionCall&) = delete;
+
+  // Where the call stands in its caller's trace. Call first, if at all.
+  void set_trace(std::optional<wire::TraceContext> trace) { trace_ = std::move(trace); }
+  const std::optional<wire::TraceContext>& trace() const { return trace_; }
 
   // Unary only: the message is within the limit. Errors: RESOURCE_EXHAUSTED (names the streaming
   // method).
@@ -139,6 +145,7 @@ class AttentionCall {
   std::byte* output_data_ = nullptr;
   v1::ExecutionReport* report_ = nullptr;
   std::string request_id_;
+  std::optional<wire::TraceContext> trace_;  // of this call's own span
 };
 
 }  // namespace attn::server

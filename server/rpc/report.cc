@@ -61,6 +61,10 @@ const v1::ExecutionReport& AttentionCall::Report() {
                             static_cast<double>(kernel_ns));
   }
   r.set_request_id(request_id_);
+  if (trace_) {
+    r.set_trace_id(trace_->trace_id());
+    r.set_span_id(trace_->span_id());
+  }
   if (on_cuda()) ReportDevice(&r);
 
   v1::Traffic& traffic = *r.mutable_traffic();

@@ -62,9 +62,13 @@ class AttentionService final : public AttentionBase {
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* rpc, Method method,
                                    const absl::Status& status) {
     context_->metrics->CountRequest(method, status.code());
-    log::Debug(
-        "call",
-        {{"method", Name(method)}, {"code", CodeName(status.code())}, {"error", status.message()}});
+    const std::optional<wire::TraceContext> trace = TraceOf(*rpc);
+    AddTrace(trace, rpc);
+    log::Debug("call", {{"method", Name(method)},
+                        {"code", CodeName(status.code())},
+                        {"trace_id", trace ? trace->trace_id() : std::string()},
+                        {"span_id", trace ? trace->span_id() : std::string()},
+                        {"error", status.message()}});
     grpc::ServerUnaryReactor* reactor = rpc->DefaultReactor();
     reactor->Finish(wire::ToGrpc(status));
     return reactor;
