@@ -1,6 +1,7 @@
 #include "server/rpc/attention_call.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/api/text.h"
 #include "server/config/log.h"
@@ -241,6 +242,22 @@ void AttentionCall::CountExecution() const {
   context_->rates->Observe(pass_, path, cost_->flops, kernel);
 }
 
+void AttentionCall::Remember(const absl::Status& status, std::chrono::nanoseconds handler) const {
+  CallRecord record;
+  record.ended = std::chrono::system_clock::now();
+  record.method = method_;
+  record.request_id = request_id_;
+  record.code = status.code();
+  record.error = std::string(status.message());
+  if (plan_ != nullptr) {
+    record.shape = ShapeOf(plan_->problem);
+    record.rejections = plan_->rejections;
+  }
+  record.handler = handler;
+  if (status.ok() && report_ != nullptr) record.report = *report_;
+  context_->recent.Add(std::move(record));
+}
+
 absl::Status AttentionCall::Settle(absl::Status status) {
   const TimePoint now = context_->clock->Now();
   if (absl::IsCancelled(status) && deadline_ != TimePoint::max() &&
@@ -253,6 +270,7 @@ absl::Status AttentionCall::Settle(absl::Status status) {
       status.ok() && report_ != nullptr ? std::chrono::nanoseconds(report_->times().handler_ns())
                                         : std::chrono::nanoseconds(now - times_.start);
   context_->metrics->ObserveStage(Stage::kHandler, pass_, handler);
+  Remember(status, handler);
   if (log::Enabled(LogLevel::kDebug)) {
     const auto micros = [](TimePoint from, TimePoint to) {
       return std::chrono::duration<double, std::micro>(to > from ? to - from

@@ -86,8 +86,8 @@ class AttentionCall {
   // failed there may be no path.
   const CallPlan* plan() const { return plan_.get(); }
 
-  // Settles how the call ended: counts it and, at debug level, logs it. Call once. A cancellation
-  // that the deadline caused becomes DEADLINE_EXCEEDED.
+  // Settles how the call ended: counts it, keeps it among the recent ones and, at debug level, logs
+  // it. Call once. A cancellation that the deadline caused becomes DEADLINE_EXCEEDED.
   absl::Status Settle(absl::Status status);
 
   CancelToken& token() { return token_; }
@@ -117,6 +117,7 @@ class AttentionCall {
   // What the device's rates, measured at start-up, allow at best; 0 where there are none.
   double RooflineNs() const;
   void CountExecution() const;
+  void Remember(const absl::Status& status, std::chrono::nanoseconds handler) const;
   // What only calls on a device have.
   void ReportDevice(v1::ExecutionReport* report) const;
 

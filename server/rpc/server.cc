@@ -162,6 +162,7 @@ class ServerImpl final : public Server {
 
   Metrics& metrics() override { return metrics_; }
   const PathTable& paths() const override { return paths_; }
+  const RecentCalls& recent_calls() const override { return context_.recent; }
   const std::vector<SelfTestResult>& self_test_results() const override { return self_test_; }
 
  private:

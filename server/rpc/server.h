@@ -17,6 +17,7 @@
 #include "server/execution/self_test.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/sensors.h"
+#include "server/rpc/recent_calls.h"
 
 namespace attn::server {
 
@@ -63,6 +64,7 @@ class Server {
 
   virtual Metrics& metrics() = 0;
   virtual const PathTable& paths() const = 0;
+  virtual const RecentCalls& recent_calls() const = 0;
   virtual const std::vector<SelfTestResult>& self_test_results() const = 0;
 };
 

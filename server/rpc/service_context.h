@@ -19,6 +19,7 @@
 #include "server/execution/rates.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_plan.h"
+#include "server/rpc/recent_calls.h"
 #include "server/rpc/stream_watch.h"
 
 namespace attn::server {
@@ -44,6 +45,7 @@ struct ServiceContext {
   const PathTable* paths = nullptr;
   Rates* rates = nullptr;
   CallPlanCache plans;
+  RecentCalls recent;
   DeviceHooks device_hooks;
   std::vector<::attention::v1::DeviceInfo> devices;  // a CPU's rates are filled in when asked for
   // The CPU's rates as measured at start-up: its fastest path, and copying. 0: not measured.
