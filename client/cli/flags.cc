@@ -9,6 +9,7 @@
 #include "client/cli/help.h"
 #include "client/cli/load_flags.h"
 #include "client/cli/text.h"
+#include "proto/wire/trace_context.h"
 
 namespace attn::cli {
 namespace {
@@ -68,6 +69,9 @@ void DeclareConnection(CLI::App* app, ConnectionFlags* flags) {
   app->add_option("--streaming", flags->streaming, "auto (by size), always, never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str()
+      ->group(group);
+  app->add_option("--traceparent", flags->traceparent,
+                  "W3C trace context to send along (default: the variable TRACEPARENT)")
       ->group(group);
   app->add_flag("--progress", flags->progress, "Show progress though stderr is no terminal")
       ->group(group);
@@ -333,6 +337,17 @@ absl::StatusOr<client::CallOptions> CallOptionsOf(const ConnectionFlags& flags) 
   }
   options.deadline = *deadline;
   if (flags.streaming != "auto") options.streaming = flags.streaming == "always";
+  options.traceparent = flags.traceparent;
+  if (!flags.traceparent.empty()) {
+    absl::Status valid = wire::CheckTraceparent(flags.traceparent);
+    if (!valid.ok()) return Within("--traceparent", valid);
+  } else if (const char* value = std::getenv("TRACEPARENT"); value != nullptr) {
+    // The environment's may be meant for others; a malformed one is ignored, as the specification
+    // asks.
+    if (const auto trace = wire::TraceContext::Parse(value)) {
+      options.traceparent = trace->ToString();
+    }
+  }
   return options;
 }
 

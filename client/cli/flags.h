@@ -21,6 +21,7 @@ struct ConnectionFlags {
   std::string connect_timeout = "5s";
   std::string deadline = "10m";
   std::string streaming = "auto";  // auto, always, never
+  std::string traceparent;         // empty: the environment's TRACEPARENT, where it is valid
   bool progress = false;
 };
 

@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/lib/tensor.h"
 #include "proto/wire/framing.h"
+#include "proto/wire/trace_context.h"
+#include "proto/wire/unix_socket.h"
 
 namespace attn::client {
 namespace {
@@ -82,6 +84,7 @@ grpc::ChannelArguments MakeArguments(const ChannelOptions& options) {
   if (!options.tls_server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls_server_name);
   }
+  wire::EnlargeUnixSendBuffers(&arguments);
   arguments.SetUserAgentPrefix("attn-client");
   return arguments;
 }
@@ -96,10 +99,11 @@ wire::OutgoingPayload MakeOwned(const wire::OutgoingPayload& payload) {
   return {{copy.get(), payload.bytes.size()}, copy};
 }
 
-void CallControl::Prepare(grpc::ClientContext* context) const {
-  if (deadline) context->set_deadline(*deadline);
-  if (metadata == nullptr) return;
-  for (const auto& [name, value] : *metadata) context->AddMetadata(name, value);
+void Prepare(const CallControl& control, grpc::ClientContext* context) {
+  if (control.deadline) context->set_deadline(*control.deadline);
+  if (!control.traceparent.empty()) {
+    context->AddMetadata(wire::kTraceparent, control.traceparent);
+  }
 }
 
 void EventLoop::Next(void** tag, bool* ok) {
@@ -200,7 +204,7 @@ AttemptResult Transport::Unary(const std::string& method, const grpc::ByteBuffer
                                const CallControl& control, grpc::ByteBuffer* reply) {
   std::unique_ptr<grpc::CompletionQueue> queue = TakeQueue();
   grpc::ClientContext context;
-  control.Prepare(&context);
+  Prepare(control, &context);
   EventLoop events(queue.get(), &context, control, nullptr);
   const auto begin = std::chrono::steady_clock::now();
   auto call = NextStub().PrepareUnaryCall(&context, method, request, queue.get());

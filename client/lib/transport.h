@@ -29,12 +29,11 @@ class ReplyReader;
 struct CallControl {
   std::optional<std::chrono::system_clock::time_point> deadline;
   const std::atomic<bool>* cancel = nullptr;
-  // As in CallOptions; null: none. Outlives the attempt.
-  const std::vector<std::pair<std::string, std::string>>* metadata = nullptr;
-
-  // Puts deadline and metadata into the context of an attempt.
-  void Prepare(grpc::ClientContext* context) const;
+  std::string traceparent = {};  // metadata; empty: none
 };
+
+// What `control` says of a call that is about to start.
+void Prepare(const CallControl& control, grpc::ClientContext* context);
 
 // How one attempt ended.
 struct AttemptResult {

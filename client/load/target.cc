@@ -82,9 +82,7 @@ CallReply ClientTarget::Call(const CallRequest& request) {
   const MixEntry& entry = (*entries_)[request.entry];
   client::CallOptions options = options_;
   options.cancel = request.cancel;
-  if (!request.traceparent.empty()) {
-    options.metadata.emplace_back("traceparent", request.traceparent);
-  }
+  options.traceparent = request.traceparent;
   return entry.pass == v1::PASS_BACKWARD ? CallBackward(entry, request, options)
                                          : CallForward(entry, request, options);
 }

@@ -53,12 +53,28 @@ struct DeviceTimes {
   uint64_t device_to_host_bytes = 0;
 };
 
+// q, k and v of a call where they do not lie in one piece of memory each: a backend that reads them
+// a few sequences at a time finds them in its caches, and they need not be put together before it
+// runs. Thread-safe.
+class InputReader {
+ public:
+  enum class Tensor : uint8_t { kQ, kK, kV };
+  virtual ~InputReader() = default;
+  // Writes bytes [offset, offset + count) of the tensor, which must hold them, to `destination`.
+  virtual void Read(Tensor tensor, uint64_t offset_bytes, uint64_t count_bytes,
+                    std::byte* destination) const = 0;
+};
+
 // What a call runs with. The caller owns everything and keeps it alive until the call returns.
 struct RunContext {
   // At least WorkspaceBytes(), 64-byte aligned, uninitialised. Empty where WorkspaceOnDevice().
   std::span<std::byte> workspace = {};
   const CancelToken* cancel = nullptr;  // null: never; looked at between tiles
   TrafficCounters* counters = nullptr;  // null: do not count
+  // Where not null, q, k and v are read from here, and those of the tensors are null. Only where
+  // Backend::ReadsInputs().
+  const InputReader* reader = nullptr;
+  uint64_t* reading_ns = nullptr;  // of the run's time, what reading took; null: not wanted
   // Backends on devices only.
   DeviceTimes* device_times = nullptr;  // null: not wanted
   int device_index = -1;                // run on this device, as the CUDA runtime counts; -1: any
@@ -102,6 +118,9 @@ class Backend {
   virtual bool WorkspaceOnDevice() const { return false; }
 
   virtual TileModel Model(const AttentionProblem& problem, Pass pass) const = 0;
+
+  // Whether the call may bring its inputs by RunContext::reader, and gains by it.
+  virtual bool ReadsInputs(const AttentionProblem& problem, Pass pass) const { return false; }
 
   // Runs and returns when the outputs are written. Thread-safe: calls may run at the same time.
   // Errors: CANCELLED and DEADLINE_EXCEEDED (outputs are then unspecified and must not be sent),

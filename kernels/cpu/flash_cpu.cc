@@ -59,6 +59,10 @@ class FlashCpuBackend final : public Backend {
     return pass == Pass::kForward ? ModelFlashForward(p) : ModelFlashBackward(p);
   }
 
+  bool ReadsInputs(const AttentionProblem& p, Pass pass) const override {
+    return pass == Pass::kForward && InputWindows(p, ForwardPlan(p)).count > 0;
+  }
+
   absl::Status Forward(const AttentionProblem& p, const ForwardTensors& tensors,
                        const RunContext& context) const override {
     if (absl::Status status = CheckWorkspace(p, Pass::kForward, context); !status.ok()) {

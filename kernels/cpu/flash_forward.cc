@@ -1,6 +1,8 @@
 #include "kernels/cpu/flash_forward.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -16,18 +18,18 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Keys are split where there are fewer tiles than this, and never into parts shorter than
-// kMinSplitKeys, below which the merge costs more than it gains. Fixed, not the number of threads,
-// so that results are the same on every machine.
-constexpr int64_t kEnoughTiles = 16;
-constexpr int64_t kMinSplitKeys = 1024;
-
 // Up to so many keys, the transposition of q and of the output costs more than all arithmetic (half
 // the time of a call with one key), so both stay row by row.
 constexpr int64_t kFewKeys = 8;
 
-// Tiles grow taller only while at least so many remain to be shared out.
-constexpr int64_t kTilesWanted = 32;
+// Where q, k and v are: each pointer is that tensor's element number `first`.
+struct InputView {
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  int64_t q_first = 0, k_first = 0, v_first = 0;
+};
+
+// Each tensor's part of a window begins at a multiple of this. Unit: bytes.
+constexpr int64_t kWindowAlignment = 64;
 
 // What one worker keeps on chip for a tile.
 struct Buffers {
@@ -39,6 +41,7 @@ struct Buffers {
   float *k, *v;                       // [kKeyTile, padded head_dim], [kKeyTile, padded head_dim_v]
   float *s, *aux, *rows;              // scores; bias or dropout tile; rows on their way in or out
   float *alpha, *sink, *scale, *lse;  // [kPanelRows]
+  float* window;  // the inputs of some sequences, where they are read in windows
 
   static int64_t RowWidth(const AttentionProblem& p) {
     return std::max(kKeyTile, RoundUp(std::max(p.head_dim, p.head_dim_v), kColumnStep));
@@ -49,8 +52,8 @@ struct Buffers {
     return kMaxTilePanels * (d + dv + 2) * kPanelRows + kKeyTile * (d + dv) +
            2 * kKeyTile * kPanelRows + kPanelRows * RowWidth(p) + 4 * kPanelRows;
   }
-  explicit Buffers(const AttentionProblem& p) {
-    Scratch scratch(Floats(p));
+  Buffers(const AttentionProblem& p, int64_t window_floats) {
+    Scratch scratch(Floats(p) + window_floats);
     const int64_t d = RoundUp(p.head_dim, kColumnStep), dv = RoundUp(p.head_dim_v, kColumnStep);
     for (PanelState& panel : panels) {
       panel.q = scratch.Take(d * kPanelRows);
@@ -64,22 +67,42 @@ struct Buffers {
     aux = scratch.Take(kKeyTile * kPanelRows);
     rows = scratch.Take(kPanelRows * RowWidth(p));
     for (float** column : {&alpha, &sink, &scale, &lse}) *column = scratch.Take(kPanelRows);
+    window = scratch.Take(window_floats);
   }
 };
 
 class ForwardWorker {
  public:
   ForwardWorker(const AttentionProblem& p, const ForwardTensors& tensors, const ForwardPlan& plan,
-                const RunContext& context, StopFlag& stop)
+                const RunContext& context, StopFlag& stop, int64_t window_floats = 0)
       : p_(p),
         tensors_(tensors),
+        in_{.q = tensors.q, .k = tensors.k, .v = tensors.v},
         plan_(plan),
         workspace_(reinterpret_cast<float*>(context.workspace.data())),
         stop_(stop),
         traffic_(context.counters),
         d_(RoundUp(p.head_dim, kColumnStep)),
         dv_(RoundUp(p.head_dim_v, kColumnStep)),
-        buffers_(p) {}
+        buffers_(p, window_floats) {}
+
+  // Brings sequences [begin, end) into this worker's window; the tiles that follow are of these.
+  void ReadWindow(const InputReader& reader, const InputWindows& windows, int64_t begin,
+                  int64_t end) {
+    const int64_t size = SizeOf(p_.dtype);
+    auto* at = reinterpret_cast<std::byte*>(buffers_.window);
+    const auto read = [&](InputReader::Tensor tensor, int64_t batch_stride, int64_t extent,
+                          const void** data, int64_t* first) {
+      *data = at;
+      *first = begin * batch_stride;
+      const int64_t bytes = ((end - 1 - begin) * batch_stride + extent) * size;
+      reader.Read(tensor, static_cast<uint64_t>(*first * size), static_cast<uint64_t>(bytes), at);
+      at += RoundUp(bytes, kWindowAlignment);
+    };
+    read(InputReader::Tensor::kQ, p_.q.batch, windows.q_extent, &in_.q, &in_.q_first);
+    read(InputReader::Tensor::kK, p_.k.batch, windows.k_extent, &in_.k, &in_.k_first);
+    read(InputReader::Tensor::kV, p_.v.batch, windows.v_extent, &in_.v, &in_.v_first);
+  }
 
   // A whole tile, or one split of it, whose partial result goes to the workspace.
   void RunTile(const ForwardTile& tile, int64_t tile_number, int64_t split) {
@@ -145,7 +168,7 @@ class ForwardWorker {
     for (int64_t c = 0; c < panel.count(); ++c) {
       const int64_t at = tile.batch * p_.q.batch + (s.q_token + panel.query(c)) * p_.q.token +
                          panel.head(c) * p_.q.head;
-      LoadRow(traffic_, ElementAt(tensors_.q, p_.dtype, at), p_.dtype, p_.head_dim,
+      LoadRow(traffic_, ElementAt(in_.q, p_.dtype, at - in_.q_first), p_.dtype, p_.head_dim,
               buffers_.rows + c * d_);
     }
   }
@@ -237,21 +260,21 @@ class ForwardWorker {
   void LoadKeys(const ForwardTile& tile, const KeyRange& range) {
     const Sequence& s = p_.sequences[tile.batch];
     for (int64_t j = range.begin; j < range.end; ++j) {
-      const int64_t k_at =
-          tile.batch * p_.k.batch + (s.k_token + j) * p_.k.token + tile.kv_head * p_.k.head;
-      const int64_t v_at =
-          tile.batch * p_.v.batch + (s.k_token + j) * p_.v.token + tile.kv_head * p_.v.head;
+      const int64_t k_at = tile.batch * p_.k.batch + (s.k_token + j) * p_.k.token +
+                           tile.kv_head * p_.k.head - in_.k_first;
+      const int64_t v_at = tile.batch * p_.v.batch + (s.k_token + j) * p_.v.token +
+                           tile.kv_head * p_.v.head - in_.v_first;
       const int64_t row = j - range.begin;
       // The same rows of the next tile, which the processor does not foresee: heads lie between.
       if (j + kKeyTile < s.len_k) {
-        PrefetchRow(ElementAt(tensors_.k, p_.dtype, k_at + kKeyTile * p_.k.token),
+        PrefetchRow(ElementAt(in_.k, p_.dtype, k_at + kKeyTile * p_.k.token),
                     p_.head_dim * SizeOf(p_.dtype));
-        PrefetchRow(ElementAt(tensors_.v, p_.dtype, v_at + kKeyTile * p_.v.token),
+        PrefetchRow(ElementAt(in_.v, p_.dtype, v_at + kKeyTile * p_.v.token),
                     p_.head_dim_v * SizeOf(p_.dtype));
       }
-      LoadRow(traffic_, ElementAt(tensors_.k, p_.dtype, k_at), p_.dtype, p_.head_dim,
+      LoadRow(traffic_, ElementAt(in_.k, p_.dtype, k_at), p_.dtype, p_.head_dim,
               buffers_.k + row * d_);
-      LoadRow(traffic_, ElementAt(tensors_.v, p_.dtype, v_at), p_.dtype, p_.head_dim_v,
+      LoadRow(traffic_, ElementAt(in_.v, p_.dtype, v_at), p_.dtype, p_.head_dim_v,
               buffers_.v + row * dv_);
     }
   }
@@ -337,6 +360,7 @@ class ForwardWorker {
 
   const AttentionProblem& p_;
   const ForwardTensors& tensors_;
+  InputView in_;
   const ForwardPlan& plan_;
   float* const workspace_;
   StopFlag& stop_;
@@ -346,73 +370,55 @@ class ForwardWorker {
   Panel panels_[kMaxTilePanels];
 };
 
-}  // namespace
-
-KeyRange ForwardPlan::TileKeys(const AttentionProblem& p, const ForwardTile& t,
-                               int64_t split) const {
-  if (t.valid == 0) return {0, 0};
-  KeyRange keys = KeysOfRows(p, p.sequences[t.batch], t.row, t.valid);
-  if (splits > 1) {
-    keys.begin = std::max(keys.begin, split * split_keys);
-    keys.end = std::min(keys.end, (split + 1) * split_keys);
-  }
-  return keys.begin < keys.end ? keys : KeyRange{0, 0};
+int64_t WindowFloats(const AttentionProblem& p, const InputWindows& windows) {
+  const int64_t elements = windows.sequences * (p.q.batch + p.k.batch + p.v.batch);
+  return CeilDiv(elements * SizeOf(p.dtype) + 3 * kWindowAlignment, sizeof(float));
 }
 
-ForwardPlan::ForwardPlan(const AttentionProblem& p) {
-  int64_t max_len_k = 0, panels = 0;
-  for (const Sequence& s : p.sequences) {
-    max_len_k = std::max(max_len_k, s.len_k);
-    panels += CeilDiv(s.rows_q * p.group(), kPanelRows) * p.num_kv_heads;
-  }
-  tile_rows = std::clamp<int64_t>(panels / kTilesWanted, 1, kMaxTilePanels) * kPanelRows;
-  if (p.layout == Layout::kBshd) {
-    tiles_per_head = CeilDiv(p.seqlen_q * p.group(), tile_rows);
-    total_tiles = tiles_per_head * p.num_kv_heads * p.batch;
-  } else {
-    first_tile.reserve(p.sequences.size() + 1);
-    for (const Sequence& s : p.sequences) {
-      first_tile.push_back(total_tiles);
-      total_tiles += CeilDiv(s.rows_q * p.group(), tile_rows) * p.num_kv_heads;
+// Window by window: all tiles of a window's sequences on the worker that read them.
+void RunWindows(const AttentionProblem& p, const ForwardTensors& tensors, const ForwardPlan& plan,
+                const InputWindows& windows, const RunContext& context, StopFlag& stop,
+                ThreadPool* pool) {
+  using Clock = std::chrono::steady_clock;
+  const int64_t window_floats = WindowFloats(p, windows);
+  const int64_t sequence_tiles = plan.tiles_per_head * p.num_kv_heads;
+  std::atomic<int64_t> reading{0}, working{0};
+  const auto begin = Clock::now();
+  pool->ParallelFor(windows.count, [&](int64_t window, int) {
+    if (stop.ShouldStop()) return;
+    const auto start = Clock::now();
+    ForwardWorker worker(p, tensors, plan, context, stop, window_floats);
+    const int64_t first = window * windows.sequences;
+    const int64_t last = std::min(first + windows.sequences, p.batch);
+    worker.ReadWindow(*context.reader, windows, first, last);
+    const auto read = Clock::now();
+    for (int64_t number = first * sequence_tiles; number < last * sequence_tiles; ++number) {
+      if (stop.ShouldStop()) return;
+      worker.RunTile(plan.Tile(p, number), number, /*split=*/0);
     }
-    first_tile.push_back(total_tiles);
-  }
-  if (total_tiles > 0 && total_tiles < kEnoughTiles && max_len_k >= 2 * kMinSplitKeys) {
-    const int64_t parts =
-        std::min(CeilDiv(kEnoughTiles, total_tiles), CeilDiv(max_len_k, kMinSplitKeys));
-    split_keys = RoundUp(CeilDiv(max_len_k, parts), kKeyTile);
-    splits = CeilDiv(max_len_k, split_keys);
+    reading.fetch_add((read - start).count(), std::memory_order_relaxed);
+    working.fetch_add((Clock::now() - start).count(), std::memory_order_relaxed);
+  });
+  if (context.reading_ns != nullptr && working > 0) {
+    const std::chrono::duration<double, std::nano> wall = Clock::now() - begin;
+    *context.reading_ns = static_cast<uint64_t>(wall.count() * static_cast<double>(reading) /
+                                                static_cast<double>(working));
   }
 }
 
-ForwardTile ForwardPlan::TileOfHead(const AttentionProblem& p, int64_t batch, int64_t kv_head,
-                                    int64_t index) const {
-  const Sequence& s = p.sequences[batch];
-  ForwardTile tile{batch, kv_head, index * tile_rows, 0, 0};
-  tile.rows = std::min(tile_rows, s.rows_q * p.group() - tile.row);
-  tile.valid = std::clamp<int64_t>(s.len_q * p.group() - tile.row, 0, tile.rows);
-  return tile;
-}
-
-ForwardTile ForwardPlan::Tile(const AttentionProblem& p, int64_t number) const {
-  int64_t batch, within, tiles;
-  if (first_tile.empty()) {
-    tiles = tiles_per_head;
-    batch = number / (tiles * p.num_kv_heads);
-    within = number % (tiles * p.num_kv_heads);
-  } else {
-    batch = std::upper_bound(first_tile.begin(), first_tile.end(), number) - first_tile.begin() - 1;
-    within = number - first_tile[batch];
-    tiles = (first_tile[batch + 1] - first_tile[batch]) / p.num_kv_heads;
-  }
-  return TileOfHead(p, batch, within / tiles, tiles - 1 - within % tiles);
-}
+}  // namespace
 
 absl::Status RunFlashForward(const AttentionProblem& p, const ForwardTensors& tensors,
                              const RunContext& context, ThreadPool* pool) {
   const ForwardPlan plan(p);
   if (plan.total_tiles == 0) return absl::OkStatus();
   StopFlag stop(context.cancel);
+  if (context.reader != nullptr) {
+    const InputWindows windows(p, plan);
+    if (windows.count == 0) return absl::InternalError("flash_cpu was given a reader to no use");
+    RunWindows(p, tensors, plan, windows, context, stop, pool);
+    return stop.status();
+  }
   const int64_t items = plan.total_tiles * plan.splits;
   pool->ParallelFor(items, [&](int64_t item, int) {
     if (stop.ShouldStop()) return;

@@ -64,6 +64,18 @@ struct ForwardPlan {
   }
 };
 
+// How the inputs of a call are read by RunContext::reader: some whole sequences at a time. For
+// calls with many short sequences, where bringing the inputs together would take as long as
+// attention; with long ones it takes no time that counts. A function of the problem alone.
+struct InputWindows {
+  int64_t sequences = 0;                             // per window
+  int64_t count = 0;                                 // windows; 0: not for this problem
+  int64_t q_extent = 0, k_extent = 0, v_extent = 0;  // elements that a sequence spans
+
+  InputWindows(const AttentionProblem& p, const ForwardPlan& plan);
+};
+
+// With context.reader, InputWindows::count must not be 0.
 absl::Status RunFlashForward(const AttentionProblem& p, const ForwardTensors& tensors,
                              const RunContext& context, ThreadPool* pool);
 

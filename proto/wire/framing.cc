@@ -1,9 +1,6 @@
 #include "proto/wire/framing.h"
 
 #include <algorithm>
-#include <cstring>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -277,28 +274,6 @@ absl::Status ReadChunk(Reader& reader, ChunkView* chunk) {
   return absl::OkStatus();
 }
 
-// Gathering 64 MiB takes one core about 12 ms, and one core does not use all of the memory's
-// bandwidth. Starting a thread takes some 50 us, 2% of the time of the smallest copy that is
-// divided. No more than four, because other calls want cores, too.
-constexpr uint64_t kParallelCopyBytes = uint64_t{16} << 20;
-constexpr unsigned kMaxCopiers = 4;
-
-void CopyPieces(std::span<const std::string_view> pieces, uint64_t offset, uint64_t count,
-                std::byte* destination) {
-  for (const std::string_view piece : pieces) {
-    if (count == 0) return;
-    if (offset >= piece.size()) {
-      offset -= piece.size();
-      continue;
-    }
-    const uint64_t here = std::min<uint64_t>(count, piece.size() - offset);
-    std::memcpy(destination, piece.data() + offset, here);
-    destination += here;
-    count -= here;
-    offset = 0;
-  }
-}
-
 void AppendVarint(uint64_t value, std::string* out) {
   while (value >= 0x80) {
     out->push_back(static_cast<char>(value | 0x80));
@@ -308,35 +283,6 @@ void AppendVarint(uint64_t value, std::string* out) {
 }
 
 }  // namespace
-
-void Bytes::CopyTo(uint64_t offset, uint64_t count, std::byte* destination) const {
-  std::vector<std::thread> helpers;
-  if (count >= kParallelCopyBytes) {
-    const uint64_t copiers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxCopiers);
-    const uint64_t share = count / copiers;
-    helpers.reserve(copiers - 1);
-    for (uint64_t i = 1; i < copiers; ++i) {
-      try {
-        helpers.emplace_back(
-            [this, offset, share, destination] { CopyPieces(pieces, offset, share, destination); });
-      } catch (const std::system_error&) {  // no thread to be had: the rest is copied here
-        break;
-      }
-      offset += share;
-      destination += share;
-      count -= share;
-    }
-  }
-  CopyPieces(pieces, offset, count, destination);
-  for (std::thread& helper : helpers) helper.join();
-}
-
-std::string Bytes::ToString() const {
-  std::string out;
-  out.reserve(size);
-  for (const std::string_view piece : pieces) out.append(piece);
-  return out;
-}
 
 absl::StatusOr<UnaryMessage> ParseUnary(std::span<const std::string_view> pieces, bool is_request) {
   Reader reader(pieces);

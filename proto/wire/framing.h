@@ -42,6 +42,19 @@ struct Bytes {
   std::string ToString() const;
 };
 
+// Copies ranges of Bytes in any order: each finds its first piece by bisection. Views the bytes,
+// which must stay. Thread-safe.
+class BytesReader {
+ public:
+  explicit BytesReader(const Bytes& bytes);
+  // As Bytes::CopyTo(), by the calling thread alone and through its caches.
+  void CopyTo(uint64_t offset, uint64_t count, std::byte* destination) const;
+
+ private:
+  std::span<const std::string_view> pieces_;
+  std::vector<uint64_t> starts_;  // of each piece, in the whole
+};
+
 struct UnaryMessage {
   std::string header;  // serialized; parse with the message's header type
   std::string report;  // serialized; responses only

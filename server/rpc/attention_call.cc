@@ -1,6 +1,7 @@
 #include "server/rpc/attention_call.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/api/text.h"
 #include "server/config/log.h"
@@ -44,7 +45,7 @@ AttentionCall::~AttentionCall() = default;
 absl::Status AttentionCall::ReadHeader(std::string_view serialized) {
   absl::Status status;
   plan_ = context_->plans.Find(pass_, serialized);
-  if (plan_ == nullptr) {
+  if (plan_ == nullptr || plan_->paths_version != context_->paths->version()) {
     auto plan = std::make_shared<CallPlan>();
     status = MakeCallPlan(*context_, pass_, serialized, plan.get());
     plan_ = std::move(plan);
@@ -89,22 +90,55 @@ absl::Status AttentionCall::CheckUnary(std::span<const uint64_t> payload_sizes) 
 absl::Status AttentionCall::Admit() {
   absl::StatusOr<Admission::Ticket> ticket = context_->admission->Admit(
       InputBytes() + plan_->OutputBytes(), static_cast<uint64_t>(plan_->workspace_bytes), &retry_);
-  if (!ticket.ok()) return ticket.status();
+  if (!ticket.ok()) {
+    context_->metrics->CountRefusal(absl::IsUnavailable(ticket.status()) ? Refusal::kDraining
+                                    : retry_.count() > 0                 ? Refusal::kFull
+                                                                         : Refusal::kTooLarge);
+    return ticket.status();
+  }
   ticket_ = *std::move(ticket);
   return absl::OkStatus();
 }
 
-absl::Status AttentionCall::AllocateInputs() {
+absl::Status AttentionCall::Allocate(std::bitset<wire::kMaxPayloads> left_out) {
   payload_offsets_.clear();
   uint64_t offset = 0;
-  for (uint64_t size : payload_sizes_) {
+  for (size_t i = 0; i < payload_sizes_.size(); ++i) {
     payload_offsets_.push_back(offset);
-    offset += BufferPool::AlignUp(size);
+    if (!left_out[i]) offset += BufferPool::AlignUp(payload_sizes_[i]);
   }
   absl::StatusOr<BufferPool::Buffer> buffer = context_->buffers->Allocate(offset);
   if (!buffer.ok()) return buffer.status();
   inputs_ = *std::move(buffer);
   return absl::OkStatus();
+}
+
+absl::Status AttentionCall::AllocateInputs() { return Allocate({}); }
+
+absl::Status AttentionCall::Gather(std::span<const wire::Bytes> payloads) {
+  std::bitset<wire::kMaxPayloads> left_out;
+  if (plan_->reads_inputs) {
+    reader_.emplace(plan_->header, payloads);
+    for (const Input input : {Input::kQ, Input::kK, Input::kV}) {
+      left_out.set(plan_->header[input].payload);
+    }
+  }
+  if (absl::Status s = Allocate(left_out); !s.ok()) return s;
+  for (size_t i = 0; i < payloads.size(); ++i) {
+    if (!left_out[i]) payloads[i].CopyTo(0, payloads[i].size, payload(i));
+  }
+  return absl::OkStatus();
+}
+
+AttentionCall::PayloadReader::PayloadReader(const ConvertedHeader& header,
+                                            std::span<const wire::Bytes> payloads)
+    : sources_{Source(header[Input::kQ], payloads), Source(header[Input::kK], payloads),
+               Source(header[Input::kV], payloads)} {}
+
+void AttentionCall::PayloadReader::Read(Tensor tensor, uint64_t offset_bytes, uint64_t count_bytes,
+                                        std::byte* destination) const {
+  const Source& source = sources_[static_cast<size_t>(tensor)];
+  source.bytes.CopyTo(source.offset + offset_bytes, count_bytes, destination);
 }
 
 bool AttentionCall::tiny() const {
@@ -116,6 +150,7 @@ bool AttentionCall::tiny() const {
 const std::byte* AttentionCall::InputData(Input input) const {
   const TensorRef& ref = plan_->header[input];
   if (!ref.present) return nullptr;
+  if (reader_ && (input == Input::kQ || input == Input::kK || input == Input::kV)) return nullptr;
   return inputs_.data() + payload_offsets_[ref.payload] + ref.offset_bytes;
 }
 
@@ -148,7 +183,11 @@ absl::Status AttentionCall::AllocateOutputs() {
 }
 
 absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
-  const RunContext run{.workspace = workspace, .cancel = &token_, .device_times = &device_times_};
+  const RunContext run{.workspace = workspace,
+                       .cancel = &token_,
+                       .reader = reader_ ? &*reader_ : nullptr,
+                       .reading_ns = &reading_ns_,
+                       .device_times = &device_times_};
   const auto output = [this](int i) {
     return static_cast<void*>(output_data_ + plan_->outputs[i].offset);
   };
@@ -178,7 +217,8 @@ absl::Status AttentionCall::RunBackend(std::span<std::byte> workspace) {
 
 std::chrono::nanoseconds AttentionCall::KernelTime() const {
   return on_cuda() ? std::chrono::nanoseconds(device_times_.kernel_ns)
-                   : std::chrono::nanoseconds(times_.ran - times_.run);
+                   : std::chrono::nanoseconds(times_.ran - times_.run) -
+                         std::chrono::nanoseconds(reading_ns_);
 }
 
 absl::Status AttentionCall::Run() {
@@ -199,12 +239,58 @@ absl::Status AttentionCall::Run() {
   // With a block mask the visible entries are known only now that its contents are.
   cost_ = plan_->cost && !problem_.block_mask ? *plan_->cost
                                               : CostOf(problem_, pass_, *plan_->choice.backend);
-  const std::chrono::nanoseconds kernel_time = KernelTime();
-  const PathId path = *plan_->choice.path;
-  context_->metrics->CountExecution(pass_, path, problem_.dtype, cost_->flops, kernel_time);
-  context_->rates->Observe(pass_, path, cost_->flops, kernel_time);
+  CountExecution();
   inputs_ = BufferPool::Buffer();
+  reader_.reset();
   return absl::OkStatus();
+}
+
+double AttentionCall::RooflineNs() const {
+  double tflops = context_->host_tflops, gb_per_s = context_->host_copy_gb_per_s;
+  if (on_cuda()) {
+    const v1::DeviceInfo* device =
+        device_times_.device_index < 0 ? nullptr : context_->CudaDevice(device_times_.device_index);
+    tflops = device == nullptr ? 0 : device->matrix_tflops();
+    gb_per_s = device == nullptr ? 0 : device->copy_gb_per_s();
+  }
+  if (tflops <= 0 || gb_per_s <= 0) return 0;
+  return std::max(static_cast<double>(cost_->flops) / (tflops * 1e3),
+                  static_cast<double>(cost_->compulsory_bytes) / gb_per_s);
+}
+
+void AttentionCall::CountExecution() const {
+  const PathId path = *plan_->choice.path;
+  const std::chrono::nanoseconds kernel = KernelTime();
+  context_->metrics->CountExecution(
+      {.pass = pass_,
+       .path = path,
+       .dtype = problem_.dtype,
+       .head_dim = problem_.head_dim,
+       .device = device_times_.device_index,
+       .flops = static_cast<double>(cost_->flops),
+       .compulsory_bytes = static_cast<double>(cost_->compulsory_bytes),
+       .tile_bytes = static_cast<double>(cost_->model.bytes()),
+       .standard_bytes = static_cast<double>(cost_->standard_bytes),
+       .kernel = kernel,
+       .roofline_seconds = RooflineNs() * 1e-9,
+       .rejections = plan_->choice.rejections});
+  context_->rates->Observe(pass_, path, cost_->flops, kernel);
+}
+
+void AttentionCall::Remember(const absl::Status& status, std::chrono::nanoseconds handler) const {
+  CallRecord record;
+  record.ended = std::chrono::system_clock::now();
+  record.method = method_;
+  record.request_id = request_id_;
+  record.code = status.code();
+  record.error = std::string(status.message());
+  if (plan_ != nullptr) {
+    record.shape = ShapeOf(plan_->problem);
+    record.rejections = plan_->rejections;
+  }
+  record.handler = handler;
+  if (status.ok() && report_ != nullptr) record.report = *report_;
+  context_->recent.Add(std::move(record));
 }
 
 absl::Status AttentionCall::Settle(absl::Status status) {
@@ -219,6 +305,7 @@ absl::Status AttentionCall::Settle(absl::Status status) {
       status.ok() && report_ != nullptr ? std::chrono::nanoseconds(report_->times().handler_ns())
                                         : std::chrono::nanoseconds(now - times_.start);
   context_->metrics->ObserveStage(Stage::kHandler, pass_, handler);
+  Remember(status, handler);
   if (log::Enabled(LogLevel::kDebug)) {
     const auto micros = [](TimePoint from, TimePoint to) {
       return std::chrono::duration<double, std::micro>(to > from ? to - from
@@ -234,6 +321,8 @@ absl::Status AttentionCall::Settle(absl::Status status) {
                         {"device", device_times_.device_index},
                         {"run_us", micros(times_.run, times_.ran)},
                         {"handler_us", micros(times_.start, now)},
+                        {"trace_id", trace_ ? trace_->trace_id() : std::string()},
+                        {"span_id", trace_ ? trace_->span_id() : std::string()},
                         {"error", status.message()}});
   }
   return status;

@@ -6,6 +6,7 @@
 #include <google/protobuf/arena.h>
 
 #include <array>
+#include <bitset>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +23,7 @@
 #include "kernels/api/path.h"
 #include "kernels/api/problem.h"
 #include "proto/wire/byte_buffer.h"
+#include "proto/wire/trace_context.h"
 #include "server/rpc/call_plan.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/service_context.h"
@@ -35,6 +38,10 @@ class AttentionCall {
   ~AttentionCall();
   AttentionCall(const AttentionCall&) = delete;
   AttentionCall& operator=(const AttentionCall&) = delete;
+
+  // Where the call stands in its caller's trace. Call first, if at all.
+  void set_trace(std::optional<wire::TraceContext> trace) { trace_ = std::move(trace); }
+  const std::optional<wire::TraceContext>& trace() const { return trace_; }
 
   // Unary only: the message is within the limit. Errors: RESOURCE_EXHAUSTED (names the streaming
   // method).
@@ -53,8 +60,14 @@ class AttentionCall {
   // RESOURCE_EXHAUSTED, UNAVAILABLE.
   absl::Status Admit();
 
-  // Memory for the payloads; then payload(i) is where to put payload i, payload_sizes()[i] bytes.
-  // Errors: RESOURCE_EXHAUSTED.
+  // Unary only: copies the payloads into memory of the call's own, but for those that stay where
+  // they are until Run() has read them: then the payloads must live until it returns (else they may
+  // go). Errors: RESOURCE_EXHAUSTED.
+  absl::Status Gather(std::span<const wire::Bytes> payloads);
+  bool reads_inputs() const { return reader_.has_value(); }
+
+  // Streams only: memory for the payloads; then payload(i) is where to put payload i,
+  // payload_sizes()[i] bytes. Errors: RESOURCE_EXHAUSTED.
   absl::Status AllocateInputs();
   const std::vector<uint64_t>& payload_sizes() const { return payload_sizes_; }
   std::byte* payload(size_t index) { return inputs_.data() + payload_offsets_[index]; }
@@ -80,8 +93,8 @@ class AttentionCall {
   // failed there may be no path.
   const CallPlan* plan() const { return plan_.get(); }
 
-  // Settles how the call ended: counts it and, at debug level, logs it. Call once. A cancellation
-  // that the deadline caused becomes DEADLINE_EXCEEDED.
+  // Settles how the call ended: counts it, keeps it among the recent ones and, at debug level, logs
+  // it. Call once. A cancellation that the deadline caused becomes DEADLINE_EXCEEDED.
   absl::Status Settle(absl::Status status);
 
   CancelToken& token() { return token_; }
@@ -94,12 +107,30 @@ class AttentionCall {
   struct Times {
     TimePoint start, parsed, queued, started, gathered, run, ran;
   };
+  // q, k and v in the payloads of a unary message.
+  class PayloadReader final : public InputReader {
+   public:
+    PayloadReader(const ConvertedHeader& header, std::span<const wire::Bytes> payloads);
+    void Read(Tensor tensor, uint64_t offset_bytes, uint64_t count_bytes,
+              std::byte* destination) const override;
+
+   private:
+    struct Source {
+      Source(const TensorRef& ref, std::span<const wire::Bytes> payloads)
+          : bytes(payloads[ref.payload]), offset(ref.offset_bytes) {}
+      wire::BytesReader bytes;
+      uint64_t offset;
+    };
+    std::array<Source, 3> sources_;  // by Tensor
+  };
   // Keeps the reply's memory, and the pool it goes back to, until gRPC has sent it.
   struct OutputMemory {
     std::shared_ptr<BufferPool> pool;
     BufferPool::Buffer buffer;
   };
 
+  // Memory for the payloads but those that `left_out` names.
+  absl::Status Allocate(std::bitset<wire::kMaxPayloads> left_out);
   absl::Status BindInputs();
   absl::Status AllocateOutputs();
   absl::Status RunBackend(std::span<std::byte> workspace);
@@ -108,6 +139,10 @@ class AttentionCall {
   bool on_cuda() const { return DeviceOf(*plan_->choice.path) == DeviceKind::kCuda; }
   // After RunBackend(): of the attention itself; on a device without queueing and copies.
   std::chrono::nanoseconds KernelTime() const;
+  // What the device's rates, measured at start-up, allow at best; 0 where there are none.
+  double RooflineNs() const;
+  void CountExecution() const;
+  void Remember(const absl::Status& status, std::chrono::nanoseconds handler) const;
   // What only calls on a device have.
   void ReportDevice(v1::ExecutionReport* report) const;
 
@@ -131,11 +166,14 @@ class AttentionCall {
   std::vector<uint64_t> payload_sizes_;    // what the tensors need, or what a unary message brought
   std::vector<uint64_t> payload_offsets_;  // in inputs_
   BufferPool::Buffer inputs_;
+  std::optional<PayloadReader> reader_;
+  uint64_t reading_ns_ = 0;  // of the run's time, what went into reader_
 
   std::array<wire::OutgoingPayload, 5> outputs_;
   std::byte* output_data_ = nullptr;
   v1::ExecutionReport* report_ = nullptr;
   std::string request_id_;
+  std::optional<wire::TraceContext> trace_;  // of this call's own span
 };
 
 }  // namespace attn::server

@@ -72,6 +72,16 @@ std::unique_ptr<google::protobuf::MessageLite> DescribeOutputs(Pass pass, const 
   return header;
 }
 
+// Whether q, k and v are in payloads that hold no option tensor, which must be in one piece.
+bool InputsAreApart(const ConvertedHeader& header) {
+  for (const Input option : {Input::kAlibiSlopes, Input::kBias, Input::kSinks, Input::kBlockMask}) {
+    for (const Input input : {Input::kQ, Input::kK, Input::kV}) {
+      if (header[option].present && header[option].payload == header[input].payload) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 CallCost CostOf(const AttentionProblem& problem, Pass pass, const Backend& backend) {
@@ -115,7 +125,8 @@ absl::Status MakeCallPlan(const ServiceContext& context, Pass pass, std::string_
   }
 
   PathChoice& choice = plan->choice;
-  choice = SelectPath(plan->problem, pass, plan->header.policy, context.paths->candidates(),
+  plan->paths_version = context.paths->version();
+  choice = SelectPath(plan->problem, pass, plan->header.policy, *context.paths->candidates(),
                       static_cast<int64_t>(context.config.workspace_limit_bytes));
   for (const Rejection& rejection : choice.rejections) {
     plan->rejections +=
@@ -127,6 +138,8 @@ absl::Status MakeCallPlan(const ServiceContext& context, Pass pass, std::string_
     plan->workspace_bytes = choice.backend->WorkspaceBytes(plan->problem, pass);
   }
   plan->response_header = DescribeOutputs(pass, *plan);
+  plan->reads_inputs =
+      choice.backend->ReadsInputs(plan->problem, pass) && InputsAreApart(plan->header);
   if (bytes <= kSmallCallBytes) plan->cost = CostOf(plan->problem, pass, *choice.backend);
   return absl::OkStatus();
 }

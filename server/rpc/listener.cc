@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "kernels/api/text.h"
+#include "proto/wire/unix_socket.h"
 #include "server/config/log.h"
 
 namespace attn::server {
@@ -131,6 +132,7 @@ absl::StatusOr<Listener> StartListening(const Config& config, grpc::Service* ser
   builder.AddChannelArgument(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1);
   // With SO_REUSEPORT a second server on the same port starts silently and takes half the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  wire::EnlargeUnixSendBuffers(&builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, config.max_concurrent_streams);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);

@@ -30,6 +30,22 @@ TEST(FlashTrafficTest, CountersEqualTheModelOnRandomProblems) {
   EXPECT_GT(moved, uint64_t{1} << 28);
 }
 
+TEST(FlashTrafficTest, CountersEqualTheModelWhereInputsAreRead) {
+  ThreadPool pool(2);
+  const std::unique_ptr<Backend> backend = MakeFlashCpuBackend(&pool);
+  for (uint32_t seed = 100; seed < 104; ++seed) {
+    FlashRandom random(seed);
+    FlashCall call(RandomShortSpec(random), random);
+    TrafficCounters counters;
+    const FlashCall::Reader reader(call);
+    const absl::Status status = call.Run(*backend, Pass::kForward, &counters, nullptr, &reader);
+    ASSERT_TRUE(status.ok()) << Text(status);
+    const TileModel model = backend->Model(call.problem(Pass::kForward), Pass::kForward);
+    ASSERT_EQ(counters.loaded_bytes.load(), model.loaded_bytes) << seed;
+    ASSERT_EQ(counters.stored_bytes.load(), model.stored_bytes) << seed;
+  }
+}
+
 TEST(FlashTrafficTest, CausalMovesLessThanFull) {
   ThreadPool pool(1);
   const std::unique_ptr<Backend> backend = MakeFlashCpuBackend(&pool);

@@ -2,8 +2,13 @@
 #ifndef ATTN_TESTS_UNIT_CPU_FLASH_CALL_H_
 #define ATTN_TESTS_UNIT_CPU_FLASH_CALL_H_
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,34 +31,11 @@ class FlashRandom {
   std::mt19937 rng_;
 };
 
-// A spec that flash_cpu takes, with any of its options.
-inline AttentionSpec RandomFlashSpec(FlashRandom& random) {
-  const DType dtype = std::vector{DType::kFp32, DType::kFp16, DType::kBf16}[random.Uniform(0, 2)];
-  const int64_t batch = random.OneIn(8) ? 0 : random.Uniform(1, 3);
-  const int64_t kv_heads = random.Uniform(1, 3);
-  const int64_t heads = kv_heads * (random.OneIn(6) ? 40 : random.Uniform(1, 4));
-  const int64_t dim = random.Uniform(1, 70), dim_v = random.OneIn(2) ? dim : random.Uniform(1, 70);
-  // Few queries with many keys are split; many queries make tall tiles.
-  const bool decode = random.OneIn(6);
-  const int64_t max_q = decode ? 3 : 300, max_k = decode ? 5000 : 700;
-  AttentionSpec spec;
-  if (random.OneIn(2)) {
-    spec = BshdSpec(
-        {batch, random.Uniform(0, max_q), random.Uniform(0, max_k), heads, kv_heads, dim, dim_v},
-        dtype);
-    spec.seqlens_q.resize(random.OneIn(2) ? batch : 0);
-    for (auto& n : spec.seqlens_q) n = random.Uniform(0, spec.q.shape[1]);
-    spec.seqlens_k.resize(random.OneIn(2) ? batch : 0);
-    for (auto& n : spec.seqlens_k) n = random.Uniform(0, spec.k.shape[1]);
-  } else {
-    std::vector<int64_t> lengths_q(batch), lengths_k(batch);
-    for (auto& n : lengths_q) n = random.Uniform(0, max_q);
-    for (auto& n : lengths_k) n = random.OneIn(3) ? random.Uniform(0, 9) : random.Uniform(0, max_k);
-    spec = ThdSpec(lengths_q, lengths_k, heads, kv_heads, dim);
-    spec.q.dtype = spec.k.dtype = spec.v.dtype = dtype;
-  }
+// Any of the options on top of a shape.
+inline AttentionSpec WithRandomOptions(AttentionSpec spec, FlashRandom& random) {
   const bool thd = spec.layout == Layout::kThd;
   const AttentionProblem shape = *Validate(spec, Pass::kForward);
+  const int64_t heads = spec.num_heads;
   spec.causal = random.OneIn(2);
   if (random.OneIn(2)) spec.alignment = Alignment::kTopLeft;
   if (random.OneIn(3)) spec.window_left = random.Uniform(0, 200);
@@ -86,6 +68,53 @@ inline AttentionSpec RandomFlashSpec(FlashRandom& random) {
     spec.dlse = thd ? Shape({heads, shape.total_q}) : Shape({shape.batch, heads, shape.seqlen_q});
   }
   return spec;
+}
+
+// A spec that flash_cpu takes, with any of its options.
+inline AttentionSpec RandomFlashSpec(FlashRandom& random) {
+  const DType dtype = std::vector{DType::kFp32, DType::kFp16, DType::kBf16}[random.Uniform(0, 2)];
+  const int64_t batch = random.OneIn(8) ? 0 : random.Uniform(1, 3);
+  const int64_t kv_heads = random.Uniform(1, 3);
+  const int64_t heads = kv_heads * (random.OneIn(6) ? 40 : random.Uniform(1, 4));
+  const int64_t dim = random.Uniform(1, 70), dim_v = random.OneIn(2) ? dim : random.Uniform(1, 70);
+  // Few queries with many keys are split; many queries make tall tiles.
+  const bool decode = random.OneIn(6);
+  const int64_t max_q = decode ? 3 : 300, max_k = decode ? 5000 : 700;
+  AttentionSpec spec;
+  if (random.OneIn(2)) {
+    spec = BshdSpec(
+        {batch, random.Uniform(0, max_q), random.Uniform(0, max_k), heads, kv_heads, dim, dim_v},
+        dtype);
+    spec.seqlens_q.resize(random.OneIn(2) ? batch : 0);
+    for (auto& n : spec.seqlens_q) n = random.Uniform(0, spec.q.shape[1]);
+    spec.seqlens_k.resize(random.OneIn(2) ? batch : 0);
+    for (auto& n : spec.seqlens_k) n = random.Uniform(0, spec.k.shape[1]);
+  } else {
+    std::vector<int64_t> lengths_q(batch), lengths_k(batch);
+    for (auto& n : lengths_q) n = random.Uniform(0, max_q);
+    for (auto& n : lengths_k) n = random.OneIn(3) ? random.Uniform(0, 9) : random.Uniform(0, max_k);
+    spec = ThdSpec(lengths_q, lengths_k, heads, kv_heads, dim);
+    spec.q.dtype = spec.k.dtype = spec.v.dtype = dtype;
+  }
+  return WithRandomOptions(std::move(spec), random);
+}
+
+// Many short sequences: what flash_cpu reads in windows (InputWindows).
+inline AttentionSpec RandomShortSpec(FlashRandom& random) {
+  const DType dtype = std::vector{DType::kFp32, DType::kFp16, DType::kBf16}[random.Uniform(0, 2)];
+  const int64_t kv_heads = random.Uniform(1, 3), heads = kv_heads * random.Uniform(1, 30);
+  const int64_t seqlen_q = random.Uniform(1, 12), seqlen_k = random.Uniform(0, 12);
+  const int64_t dim = random.Uniform(1, 70), dim_v = random.Uniform(1, 70);
+  const int64_t sequence_bytes =
+      (seqlen_q * heads * dim + seqlen_k * kv_heads * (dim + dim_v)) * SizeOf(dtype);
+  // A few more than 32 windows of 256 KiB.
+  const int64_t batch = (int64_t{9} << 20) / sequence_bytes + random.Uniform(0, 9);
+  AttentionSpec spec = BshdSpec({batch, seqlen_q, seqlen_k, heads, kv_heads, dim, dim_v}, dtype);
+  spec.seqlens_q.resize(random.OneIn(2) ? batch : 0);
+  for (auto& n : spec.seqlens_q) n = random.Uniform(0, seqlen_q);
+  spec.seqlens_k.resize(random.OneIn(2) ? batch : 0);
+  for (auto& n : spec.seqlens_k) n = random.Uniform(0, seqlen_k);
+  return WithRandomOptions(std::move(spec), random);
 }
 
 // A call's tensors, filled at random (keys and values included beyond their lengths).
@@ -128,8 +157,23 @@ class FlashCall {
 
   const AttentionProblem& problem(Pass pass) const { return problem_[pass == Pass::kBackward]; }
 
+  // q, k and v for RunContext::reader.
+  class Reader : public InputReader {
+   public:
+    explicit Reader(const FlashCall& call) : tensors_{&call.q_, &call.k_, &call.v_} {}
+    void Read(Tensor tensor, uint64_t offset, uint64_t count, std::byte* to) const override {
+      const std::vector<std::byte>& bytes = *tensors_[static_cast<size_t>(tensor)];
+      ASSERT_LE(offset + count, bytes.size() - kGuardBytes);
+      std::memcpy(to, bytes.data() + offset, count);
+    }
+
+   private:
+    const std::vector<std::byte>* tensors_[3];
+  };
+
   absl::Status Run(const Backend& backend, Pass pass, TrafficCounters* counters = nullptr,
-                   const CancelToken* cancel = nullptr) {
+                   const CancelToken* cancel = nullptr, const InputReader* reader = nullptr,
+                   uint64_t* reading_ns = nullptr) {
     const AttentionProblem& p = problem(pass);
     workspace_.resize(backend.WorkspaceBytes(p, pass) + 64);
     RunContext context;
@@ -138,6 +182,11 @@ class FlashCall {
                          workspace_.size() - 64};
     context.counters = counters;
     context.cancel = cancel;
+    context.reader = reader;
+    context.reading_ns = reading_ns;
+    if (reader != nullptr) {
+      return backend.Forward(p, {nullptr, nullptr, nullptr, out_.data(), lse_.data()}, context);
+    }
     if (pass == Pass::kForward) {
       return backend.Forward(p, {q_.data(), k_.data(), v_.data(), out_.data(), lse_.data()},
                              context);
@@ -171,11 +220,26 @@ class FlashCall {
     return all;
   }
 
+  void ClearOutputs() {
+    for (auto* bytes : {&out_, &dq_, &dk_, &dv_})
+      std::fill(bytes->begin(), bytes->end(), std::byte{0x5A});
+    for (auto* floats : {&lse_, &dbias_, &dsink_}) std::fill(floats->begin(), floats->end(), 0.5f);
+  }
+
  private:
+  static constexpr size_t kGuardBytes = 8;  // after each tensor
+
   static void Fill(std::vector<std::byte>& bytes, int64_t elements, DType dtype,
                    FlashRandom& random) {
-    bytes.resize(elements * SizeOf(dtype) + 8);
-    for (int64_t i = 0; i < elements; ++i) StoreElement(bytes.data(), dtype, i, random.Gauss());
+    bytes.resize(elements * SizeOf(dtype) + kGuardBytes);
+    constexpr int64_t kPeriod = 65'521;  // a prime, so that rows differ
+    for (int64_t i = 0; i < std::min(elements, kPeriod); ++i) {
+      StoreElement(bytes.data(), dtype, i, random.Gauss());
+    }
+    for (int64_t i = kPeriod; i < elements; i += kPeriod) {
+      std::memcpy(bytes.data() + i * SizeOf(dtype), bytes.data(),
+                  static_cast<size_t>(std::min(kPeriod, elements - i) * SizeOf(dtype)));
+    }
   }
 
   AttentionProblem problem_[2];

@@ -100,6 +100,46 @@ TEST(FramingTest, LargeRangesAreCopiedWhole) {
   }
 }
 
+// Over the size from which the destination is written past the caches, which needs it aligned.
+TEST(FramingTest, CopyToWritesLargeRangesAtAnyAlignment) {
+  constexpr size_t kPiece = 16375, kPieces = 300;
+  std::string all(4 + kPiece * kPieces, '\0');
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<char>(i * 2654435761u >> 13);
+  Bytes bytes;
+  bytes.pieces = {std::string_view(all).substr(0, 3), std::string_view(all).substr(3, 1)};
+  for (size_t i = 0; i < kPieces; ++i) {
+    bytes.pieces.push_back(std::string_view(all).substr(4 + i * kPiece, kPiece));
+  }
+  bytes.size = all.size();
+  for (const size_t misaligned : {0, 1, 15, 16, 63}) {
+    std::string out(all.size() + 128, '!');
+    const size_t base = 64 - reinterpret_cast<uintptr_t>(out.data()) % 64 + misaligned;
+    const uint64_t offset = misaligned % 7;
+    bytes.CopyTo(offset, all.size() - offset, reinterpret_cast<std::byte*>(out.data() + base));
+    EXPECT_TRUE(std::string_view(out).substr(base, all.size() - offset) ==
+                std::string_view(all).substr(offset));
+    EXPECT_EQ(out[base - 1], '!');
+    EXPECT_EQ(out[base + all.size() - offset], '!');
+  }
+}
+
+TEST(FramingTest, ReaderCopiesAnyRange) {
+  Bytes bytes;
+  bytes.pieces = {"ab", "c", "defg"};
+  bytes.size = 7;
+  const BytesReader reader(bytes);
+  for (uint64_t offset = 0; offset <= 7; ++offset) {
+    for (uint64_t count = 0; offset + count <= 7; ++count) {
+      std::string out(count + 1, '#');
+      reader.CopyTo(offset, count, reinterpret_cast<std::byte*>(out.data()));
+      EXPECT_EQ(out, std::string("abcdefg").substr(offset, count) + "#");
+    }
+  }
+  std::byte untouched{7};
+  BytesReader(Bytes()).CopyTo(0, 0, &untouched);
+  EXPECT_EQ(untouched, std::byte{7});
+}
+
 TEST(FramingTest, CopyToTakesARangeAcrossPieces) {
   Bytes bytes;
   bytes.pieces = {"ab", "c", "defg"};
