@@ -27,6 +27,7 @@ COPY proto proto
 COPY kernels kernels
 COPY server server
 COPY client client
+COPY tests/reference tests/reference
 RUN if [ "$VARIANT" = cuda ]; then nvcc --version; fi \
  && cmake -S . -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release \
       -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_BENCH=OFF -DATTN_GIT_COMMIT="$REVISION" \

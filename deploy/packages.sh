@@ -40,7 +40,9 @@ test=(
   # Unit tests and benchmarks.
   libgtest-dev libgmock-dev libbenchmark-dev
   # Python: the stock gRPC client of the end-to-end tests, and the scripts around the fixtures.
-  python3 python3-grpcio python3-protobuf python3-numpy
+  python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
+  # The real Prometheus, with promtool, that runs the rules, alerts and dashboards of deploy/.
+  prometheus
   # Test certificates.
   openssl
 )

@@ -13,6 +13,7 @@
 #ifdef ATTN_HAVE_CUDA
 #include "kernels/cuda/backends.h"
 #include "kernels/cuda/runtime/device_set.h"
+#include "server/metrics/nvml.h"
 #endif
 
 namespace attn::server {
@@ -81,6 +82,7 @@ DeviceHooks HooksOf(const std::shared_ptr<cuda::DeviceSet>& set) {
       all.push_back({.index = health[i].index,
                      .healthy = health[i].healthy,
                      .error = health[i].error,
+                     .pci_bus_id = set->devices()[i]->properties().pci_bus_id,
                      .busy_lanes = stats.busy_lanes,
                      .memory_in_use_bytes = static_cast<uint64_t>(stats.memory.in_use_bytes),
                      .memory_retained_bytes = static_cast<uint64_t>(stats.memory.retained_bytes),
@@ -134,6 +136,13 @@ absl::Status AddCuda(const Config& config, Backends* all) {
   }
   all->backends = cuda::MakeCudaBackends(*set);
   all->hooks = HooksOf(*set);
+  absl::StatusOr<std::shared_ptr<const DeviceSensors>> sensors = OpenNvml();
+  if (sensors.ok()) {
+    all->sensors = *std::move(sensors);
+  } else {
+    log::Warn("no clocks, power and temperature of devices in the metrics",
+              {{"reason", sensors.status().message()}});
+  }
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/cpu/thread_pool.h"
 #include "server/config/config.h"
 #include "server/execution/device_hooks.h"
+#include "server/metrics/sensors.h"
 
 namespace attn::server {
 
@@ -20,7 +21,8 @@ struct Backends {
   std::vector<Rejection> absent;  // why a CUDA path that is compiled in has no backend
   std::vector<::attention::v1::DeviceInfo> devices;  // CUDA devices first
   DeviceHooks hooks;
-  int lanes = 0;  // of all CUDA devices together
+  std::shared_ptr<const DeviceSensors> sensors;  // null: none
+  int lanes = 0;                                 // of all CUDA devices together
 };
 
 // Finds and readies the CUDA devices, where the binary has CUDA paths, and makes all backends.

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,8 +25,8 @@ constexpr int kExitFailed = 1;
 // some 20 MiB of them, which no other thread can give back when the server is at rest.
 constexpr size_t kThreadCacheBytes = size_t{8} << 20;
 
-// A thread that waits for SIGTERM and SIGINT, which every thread of the process has blocked: no
-// handler runs, so nothing needs to be async-signal-safe.
+// A thread that waits for SIGTERM, SIGINT and SIGHUP, which every thread of the process has
+// blocked: no handler runs, so nothing needs to be async-signal-safe.
 class SignalThread {
  public:
   // Call before any other thread starts: they inherit the mask.
@@ -35,11 +36,13 @@ class SignalThread {
     std::signal(SIGPIPE, SIG_IGN);
   }
 
-  // Waits for the first signal; returns its name.
-  static std::string WaitForFirst() {
+  // Waits for the first signal to stop; returns its name. Calls `reload` on each SIGHUP until then.
+  static std::string WaitForStop(const std::function<void()>& reload) {
     const sigset_t set = Signals();
     int signal = 0;
-    while (sigwait(&set, &signal) != 0) {
+    while (sigwait(&set, &signal) != 0 || signal == SIGHUP) {
+      if (signal == SIGHUP) reload();
+      signal = 0;
     }
     return signal == SIGINT ? "SIGINT" : "SIGTERM";
   }
@@ -52,6 +55,7 @@ class SignalThread {
             int signal = 0;
             if (sigwait(&set, &signal) != 0) continue;
             if (done_.load()) return;
+            if (signal == SIGHUP) continue;  // too late to change anything
             log::Warn("second signal: not waiting any longer");
             server->Hasten();
           }
@@ -68,6 +72,7 @@ class SignalThread {
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
     return set;
   }
 
@@ -99,9 +104,23 @@ void LogReady(const Server& server) {
                         {"paths", absl::StrJoin(paths, ",")}});
 }
 
+// Reads settings again from where they came; what does not parse changes nothing.
+void Reload(const std::vector<std::string>& arguments, const Config& in_force, Server* server) {
+  absl::StatusOr<CommandLine> again = ParseCommandLine(arguments, &ProcessEnvironment);
+  absl::Status status = again.status();
+  if (status.ok()) {
+    Config& config = again->config;
+    // Found out at the start, not to be found out differently now.
+    if (config.executor_workers == 0) config.executor_workers = in_force.executor_workers;
+    config.Resolve(AvailableMemoryBytes());
+    status = server->Reload(config);
+  }
+  if (!status.ok()) log::Error("settings stay as they were", {{"error", status.message()}});
+}
+
 int Main(int argc, char** argv) {
-  absl::StatusOr<CommandLine> command_line =
-      ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc), &ProcessEnvironment);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  absl::StatusOr<CommandLine> command_line = ParseCommandLine(arguments, &ProcessEnvironment);
   if (!command_line.ok()) {
     std::fprintf(stderr, "attnd: %s\n", std::string(command_line.status().message()).c_str());
     return kExitUsage;
@@ -141,7 +160,8 @@ int Main(int argc, char** argv) {
                         .backends = std::move(backends->backends),
                         .absent = std::move(backends->absent),
                         .devices = std::move(backends->devices),
-                        .device_hooks = std::move(backends->hooks)};
+                        .device_hooks = std::move(backends->hooks),
+                        .sensors = std::move(backends->sensors)};
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(options));
   if (!server.ok()) {
     log::Error("cannot start", {{"error", server.status().message()}});
@@ -149,7 +169,9 @@ int Main(int argc, char** argv) {
   }
   LogReady(**server);
 
-  log::Info("stopping", {{"signal", SignalThread::WaitForFirst()}});
+  const std::string signal = SignalThread::WaitForStop(
+      [&arguments, &config, &server] { Reload(arguments, config, server->get()); });
+  log::Info("stopping", {{"signal", signal}});
   {
     SignalThread more_signals(server->get());
     (*server)->Drain();

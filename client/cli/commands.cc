@@ -24,6 +24,7 @@ int Dispatch(const Flags& flags, const Console& console) {
   if (flags.command == "backward") return RunBackward(flags, console);
   if (flags.command == "plan") return RunPlan(flags, console);
   if (flags.command == "status") return RunStatus(flags, console);
+  if (flags.command == "load") return RunLoad(flags, console);
   if (flags.command == "merge") return RunMerge(flags, console);
   return RunVersion(flags, console);
 }

@@ -39,6 +39,7 @@ int RunForward(const Flags& flags, const Console& console);
 int RunBackward(const Flags& flags, const Console& console);
 int RunPlan(const Flags& flags, const Console& console);
 int RunStatus(const Flags& flags, const Console& console);
+int RunLoad(const Flags& flags, const Console& console);
 int RunMerge(const Flags& flags, const Console& console);
 int RunVersion(const Flags& flags, const Console& console);
 

@@ -11,10 +11,11 @@ enum ExitCode : int {
   kExitInternal = 1,     // an error of ours or of the server's
   kExitUsage = 2,        // wrong flags, or a file that cannot be used
   kExitUnreachable = 3,  // no server, or one that is draining
-  kExitCheckFailed = 4,  // --check found a difference
+  kExitCheckFailed = 4,  // --check, or load's verification, found a difference
   kExitRefused = 5,      // the server will not do it as asked
   kExitExhausted = 6,    // out of a queue, a memory budget, or memory
   kExitStopped = 7,      // deadline exceeded, or cancelled
+  kExitUnsteady = 8,     // load: the measurement does not stand, or does not meet its goal
 };
 
 // For the status of a call to a server.

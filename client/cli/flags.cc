@@ -1,12 +1,15 @@
 #include "client/cli/flags.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "client/cli/help.h"
+#include "client/cli/load_flags.h"
 #include "client/cli/text.h"
+#include "proto/wire/trace_context.h"
 
 namespace attn::cli {
 namespace {
@@ -16,10 +19,11 @@ constexpr char kExitCodes[] = R"(Exit status:
   1  internal error, here or in the server
   2  wrong usage, or an input file that cannot be used
   3  the server cannot be reached, or is draining
-  4  --check found a difference
+  4  --check (load: --verify-every) found a difference
   5  refused: INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED, …
   6  the server, or this machine, is out of a resource (RESOURCE_EXHAUSTED)
   7  deadline exceeded, or cancelled (Ctrl-C)
+  8  load: not steady, failed calls, a threshold passed, or no rate meets --slo
 Errors are one line on stderr.)";
 
 constexpr char kExamples[] = R"(Examples:
@@ -28,6 +32,7 @@ constexpr char kExamples[] = R"(Examples:
   attn backward --input layer.safetensors --output grads.safetensors --json
   attn plan --seqlen-q 8192 --num-heads 32 --num-kv-heads 8 --causal
   attn status --server gpu-host:50051
+  attn load --rate 200 --seqlen-q 512 --causal --html report.html
 
 "attn COMMAND --help" lists the options of a command.
 )";
@@ -40,8 +45,7 @@ std::string OneLine(std::string text) {
 void DeclareConnection(CLI::App* app, ConnectionFlags* flags) {
   client::ChannelOptions* channel = &flags->channel;
   const char* group = "Connection";
-  app->add_option("--server", channel->target, "HOST:PORT or unix:/PATH")
-      ->envname("ATTN_SERVER")
+  app->add_option("--server", channel->target, "HOST:PORT or unix:/PATH (environment: ATTN_SERVER)")
       ->capture_default_str()
       ->group(group);
   app->add_option("--tls-ca", channel->tls_ca, "PEM file of the authority to trust; turns TLS on")
@@ -65,6 +69,9 @@ void DeclareConnection(CLI::App* app, ConnectionFlags* flags) {
   app->add_option("--streaming", flags->streaming, "auto (by size), always, never")
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str()
+      ->group(group);
+  app->add_option("--traceparent", flags->traceparent,
+                  "W3C trace context to send along (default: the variable TRACEPARENT)")
       ->group(group);
   app->add_flag("--progress", flags->progress, "Show progress though stderr is no terminal")
       ->group(group);
@@ -227,6 +234,16 @@ void DeclareCommands(CLI::App* app, Flags* flags) {
   DeclarePrinting(status, &flags->output);
   DeclareConnection(status, &flags->connection);
 
+  CLI::App* load = app->add_subcommand(
+      "load", "Send calls as fast as they return, or at a rate, and measure latency");
+  DeclareLoad(load, &flags->load, &flags->connection);
+  DeclareTensors(load, &flags->problem, /*backward=*/true);
+  DeclareShape(load, &flags->problem, /*plan=*/true);
+  DeclareSemantics(load, &flags->problem);
+  DeclarePrinting(load, &flags->output);
+  DeclareConnection(load, &flags->connection);
+  load->get_option("--retries")->default_str("0");
+
   CLI::App* merge = app->add_subcommand(
       "merge", "Merge partial results (out, lse) over disjoint keys into the whole (no server)");
   merge->add_option("parts", flags->parts, "FILE.safetensors with out and lse, BSHD or THD")
@@ -256,6 +273,11 @@ absl::Status ParseFlags(std::vector<std::string> arguments, Flags* flags) {
   // CLI11 reports everything, help included, by throwing; nothing of it leaves this function.
   CLI::App app;
   app.name("attn");
+  // Not by CLI11: it lets the environment speak for every subcommand, also those not chosen, and so
+  // over what the chosen one was told.
+  if (const char* server = std::getenv("ATTN_SERVER"); server != nullptr && *server != '\0') {
+    flags->connection.channel.target = server;
+  }
   DeclareFlags(&app, flags);
   const bool bare = arguments.empty();
   std::reverse(arguments.begin(), arguments.end());
@@ -270,7 +292,26 @@ absl::Status ParseFlags(std::vector<std::string> arguments, Flags* flags) {
     const std::string command = chosen.empty() ? "attn" : Cat("attn ", chosen.front()->get_name());
     return absl::InvalidArgumentError(Cat(OneLine(error.what()), " (see '", command, " --help')"));
   }
-  flags->command = app.get_subcommands().front()->get_name();
+  const CLI::App* command = app.get_subcommands().front();
+  flags->command = command->get_name();
+  // Under load a refusal is a result to count, not a thing to smooth over.
+  if (flags->command == "load" && command->get_option("--retries")->count() == 0) {
+    flags->connection.channel.max_retries = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseProblemArguments(std::vector<std::string> arguments, ProblemFlags* flags) {
+  CLI::App app;
+  DeclareTensors(&app, flags, /*backward=*/true);
+  DeclareShape(&app, flags, /*plan=*/true);
+  DeclareSemantics(&app, flags);
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(OneLine(error.what()));
+  }
   return absl::OkStatus();
 }
 
@@ -296,6 +337,17 @@ absl::StatusOr<client::CallOptions> CallOptionsOf(const ConnectionFlags& flags) 
   }
   options.deadline = *deadline;
   if (flags.streaming != "auto") options.streaming = flags.streaming == "always";
+  options.traceparent = flags.traceparent;
+  if (!flags.traceparent.empty()) {
+    absl::Status valid = wire::CheckTraceparent(flags.traceparent);
+    if (!valid.ok()) return Within("--traceparent", valid);
+  } else if (const char* value = std::getenv("TRACEPARENT"); value != nullptr) {
+    // The environment's may be meant for others; a malformed one is ignored, as the specification
+    // asks.
+    if (const auto trace = wire::TraceContext::Parse(value)) {
+      options.traceparent = trace->ToString();
+    }
+  }
   return options;
 }
 

@@ -21,6 +21,7 @@ struct ConnectionFlags {
   std::string connect_timeout = "5s";
   std::string deadline = "10m";
   std::string streaming = "auto";  // auto, always, never
+  std::string traceparent;         // empty: the environment's TRACEPARENT, where it is valid
   bool progress = false;
 };
 
@@ -65,10 +66,39 @@ struct OutputFlags {
   std::string color = "auto";
 };
 
+// attn load: what is sent when, for how long, and what becomes of the numbers.
+struct LoadFlags {
+  std::string concurrency;  // "8", or "1,2,4,8": a sweep
+  std::string rate;         // "500", or "100,200,400": a sweep. Calls per second
+  std::string arrivals = "poisson";
+  std::string steps;  // "100:10s,200:10s"
+  std::string ramp;   // "100:500:30s"
+  std::string trace;  // a CSV file
+  double trace_speed = 1;
+  std::string slo;  // "p99<50ms"
+  int max_in_flight = 256;
+
+  std::string duration = "10s", warm_up = "2s", window = "1s", drain = "10s";
+  std::optional<int64_t> calls;
+  double stability = 10;  // percent; 0: not judged
+  bool until_stable = false;
+  double abort_errors = 50;  // percent
+  std::string abort_p99;
+  double allow_failed = 1;  // percent
+
+  std::string mix;  // a JSON file
+  std::string pass = "forward";
+  std::string payload = "inline";
+  int64_t verify_every = 0;
+  std::string metrics;  // URL
+  std::string csv, calls_csv, html;
+};
+
 struct Flags {
   ConnectionFlags connection;
   ProblemFlags problem;
   OutputFlags output;
+  LoadFlags load;
   std::string pass = "forward";      // plan
   std::optional<std::string> watch;  // status: seconds between looks
   std::vector<std::string> parts;    // merge
@@ -81,6 +111,10 @@ void DeclareFlags(CLI::App* app, Flags* flags);
 // Parses the arguments (without the program's name). OK: `flags` are filled. Errors: CANCELLED with
 // the text to print on stdout where help was asked for; INVALID_ARGUMENT with one line otherwise.
 absl::Status ParseFlags(std::vector<std::string> arguments, Flags* flags);
+
+// Reads "--name=value" arguments of a call's shape, tensors and options over what `flags` hold.
+// Errors: INVALID_ARGUMENT, one line.
+absl::Status ParseProblemArguments(std::vector<std::string> arguments, ProblemFlags* flags);
 
 Style StyleOf(const OutputFlags& flags);
 

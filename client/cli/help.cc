@@ -37,7 +37,6 @@ std::string ValueName(const CLI::Option* option) {
 std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
   std::string text = option->get_description();
   if (!option->get_default_str().empty()) text += Cat(" [", option->get_default_str(), "]");
-  if (!option->get_envname().empty()) text += Cat(" (environment: ", option->get_envname(), ")");
   if (is_positional) return TwoColumns(option->get_type_name(), text);
   return TwoColumns(Cat(option->get_name(false, true), ValueName(option)), text);
 }

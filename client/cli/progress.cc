@@ -20,18 +20,13 @@ std::string ProgressLine(uint64_t sent, uint64_t sent_total, uint64_t received,
   return text;
 }
 
-void ProgressMeter::Update(uint64_t sent, uint64_t sent_total, uint64_t received,
-                           uint64_t received_total) {
-  if (!shown_) return;
-  const Clock::time_point now = Clock::now();
-  if ((received > 0) != receiving_) {
-    receiving_ = received > 0;
-    start_ = now;
-  }
-  if (!in_place_ && now - last_line_ < std::chrono::seconds(1)) return;
-  last_line_ = now;
-  const double seconds = std::chrono::duration<double>(now - start_).count();
-  const std::string line = ProgressLine(sent, sent_total, received, received_total, seconds);
+bool StatusLine::due() const {
+  return shown_ && (in_place_ || Clock::now() - last_line_ >= std::chrono::seconds(1));
+}
+
+void StatusLine::Show(const std::string& line) {
+  if (!due()) return;
+  last_line_ = Clock::now();
   if (in_place_) {
     std::fprintf(stderr, "\r%s", PadRight(line, width_).c_str());
     width_ = DisplayWidth(line);
@@ -41,12 +36,25 @@ void ProgressMeter::Update(uint64_t sent, uint64_t sent_total, uint64_t received
   std::fflush(stderr);
 }
 
-void ProgressMeter::Clear() {
+void StatusLine::Clear() {
   if (shown_ && in_place_ && width_ > 0) {
     std::fprintf(stderr, "\r%s\r", std::string(width_, ' ').c_str());
     std::fflush(stderr);
     width_ = 0;
   }
+}
+
+void ProgressMeter::Update(uint64_t sent, uint64_t sent_total, uint64_t received,
+                           uint64_t received_total) {
+  if (!line_.shown()) return;
+  const Clock::time_point now = Clock::now();
+  if ((received > 0) != receiving_) {
+    receiving_ = received > 0;
+    start_ = now;
+  }
+  if (!line_.due()) return;
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  line_.Show(ProgressLine(sent, sent_total, received, received_total, seconds));
 }
 
 }  // namespace attn::cli

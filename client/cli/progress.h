@@ -15,18 +15,20 @@ namespace attn::cli {
 std::string ProgressLine(uint64_t sent, uint64_t sent_total, uint64_t received,
                          uint64_t received_total, double seconds);
 
-// Shows the line in place on a terminal, or as a line of its own each second otherwise. Not
-// thread-safe.
-class ProgressMeter {
+// A line on stderr that changes: in place on a terminal, or as a line of its own each second
+// otherwise. Not thread-safe.
+class StatusLine {
  public:
   // `shown`: whether to print at all. `in_place`: stderr is a terminal.
-  ProgressMeter(bool shown, bool in_place) : shown_(shown), in_place_(in_place) {}
-  ~ProgressMeter() { Clear(); }
-  ProgressMeter(const ProgressMeter&) = delete;
-  ProgressMeter& operator=(const ProgressMeter&) = delete;
+  StatusLine(bool shown, bool in_place) : shown_(shown), in_place_(in_place) {}
+  ~StatusLine() { Clear(); }
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
 
   bool shown() const { return shown_; }
-  void Update(uint64_t sent, uint64_t sent_total, uint64_t received, uint64_t received_total);
+  // Whether Show() would print now.
+  bool due() const;
+  void Show(const std::string& line);
   // Takes the line away.
   void Clear();
 
@@ -34,10 +36,24 @@ class ProgressMeter {
   using Clock = std::chrono::steady_clock;
   const bool shown_;
   const bool in_place_;
-  Clock::time_point start_ = Clock::now();
   Clock::time_point last_line_;
-  bool receiving_ = false;
   int width_ = 0;
+};
+
+// A StatusLine that says how far a transfer is. Not thread-safe.
+class ProgressMeter {
+ public:
+  ProgressMeter(bool shown, bool in_place) : line_(shown, in_place) {}
+
+  bool shown() const { return line_.shown(); }
+  void Update(uint64_t sent, uint64_t sent_total, uint64_t received, uint64_t received_total);
+  void Clear() { line_.Clear(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  StatusLine line_;
+  Clock::time_point start_ = Clock::now();
+  bool receiving_ = false;
 };
 
 }  // namespace attn::cli

@@ -143,6 +143,9 @@ std::string RenderReport(const v1::ExecutionReport& report, const CallFacts& fac
   line("request", Cat(report.request_id(), report.fused_batch() > 1
                                                ? Cat(", in a batch of ", report.fused_batch())
                                                : ", ran alone"));
+  if (!report.trace_id().empty()) {
+    line("trace", Cat(report.trace_id(), ", span ", report.span_id()));
+  }
   Table rejected(0);
   AddRejections(PadRight("not taken", 10), report.rejections(), style, &rejected);
   const std::string fastest =

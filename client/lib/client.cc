@@ -11,6 +11,7 @@
 #include "client/lib/tensor.h"
 #include "client/lib/transport.h"
 #include "proto/wire/framing.h"
+#include "proto/wire/trace_context.h"
 
 namespace attn::client {
 namespace {
@@ -20,11 +21,16 @@ constexpr uint64_t kDefaultStreamThreshold = 64 * 1024 * 1024;
 // What a message holds besides tensors, at most: the header, the report, tags and lengths.
 constexpr uint64_t kMessageOverhead = 1024 * 1024;
 
-CallControl MakeControl(const CallOptions& options) {
+// Errors: INVALID_ARGUMENT: options.traceparent.
+absl::StatusOr<CallControl> MakeControl(const CallOptions& options) {
   // Beyond a century there is no deadline; nearer ones cannot overflow the clock.
   constexpr std::chrono::nanoseconds kFar = std::chrono::hours(24 * 365 * 100);
   CallControl control;
   control.cancel = options.cancel;
+  if (!options.traceparent.empty()) {
+    if (absl::Status s = wire::CheckTraceparent(options.traceparent); !s.ok()) return s;
+  }
+  control.traceparent = options.traceparent;
   if (options.deadline && *options.deadline < kFar) {
     control.deadline =
         std::chrono::system_clock::now() +
@@ -82,11 +88,15 @@ class ClientImpl final : public Client {
                                           const CallOptions& options) override;
   absl::StatusOr<v1::PlanResponse> Plan(const v1::PlanRequest& request,
                                         const CallOptions& options) override {
-    return Typed<v1::PlanResponse>("Plan", request, MakeControl(options), options_.max_retries);
+    const absl::StatusOr<CallControl> control = MakeControl(options);
+    if (!control.ok()) return control.status();
+    return Typed<v1::PlanResponse>("Plan", request, *control, options_.max_retries);
   }
   absl::StatusOr<v1::GetServerInfoResponse> ServerInfo(const CallOptions& options) override {
-    return Typed<v1::GetServerInfoResponse>("GetServerInfo", v1::GetServerInfoRequest(),
-                                            MakeControl(options), options_.max_retries);
+    const absl::StatusOr<CallControl> control = MakeControl(options);
+    if (!control.ok()) return control.status();
+    return Typed<v1::GetServerInfoResponse>("GetServerInfo", v1::GetServerInfoRequest(), *control,
+                                            options_.max_retries);
   }
   absl::StatusOr<bool> Healthy(const std::string& service, const CallOptions& options) override;
 
@@ -186,9 +196,10 @@ absl::StatusOr<Response> ClientImpl::Typed(const std::string& method,
 absl::StatusOr<bool> ClientImpl::Healthy(const std::string& service, const CallOptions& options) {
   const grpc::Slice slice(service.empty() ? std::string()
                                           : wire::FieldPrefix(1, service.size()) + service);
-  absl::StatusOr<std::string> reply =
-      RawUnary("/grpc.health.v1.Health/Check", grpc::ByteBuffer(&slice, 1), MakeControl(options),
-               options_.max_retries);
+  const absl::StatusOr<CallControl> control = MakeControl(options);
+  if (!control.ok()) return control.status();
+  absl::StatusOr<std::string> reply = RawUnary(
+      "/grpc.health.v1.Health/Check", grpc::ByteBuffer(&slice, 1), *control, options_.max_retries);
   if (!reply.ok()) return reply.status();
   absl::StatusOr<uint64_t> status = ParseHealthStatus(*reply);
   if (!status.ok()) return status.status();
@@ -255,17 +266,18 @@ absl::StatusOr<ClientImpl::Outcome> ClientImpl::Call(const std::string& method,
   }
   absl::StatusOr<bool> stream = UseStream(exchange.payload_bytes, exchange.reply.bytes, options);
   if (!stream.ok()) return stream.status();
-  const CallControl control = MakeControl(options);
+  const absl::StatusOr<CallControl> control = MakeControl(options);
+  if (!control.ok()) return control.status();
   const std::string path = absl::StrCat(kService, method, *stream ? "Stream" : "");
   Outcome outcome;
   outcome.streamed = *stream;
   std::optional<ReplyReader> reader;
   const AttemptResult result =
-      RunWithRetries(control, options_.max_retries, &outcome.attempts, [&] {
+      RunWithRetries(*control, options_.max_retries, &outcome.attempts, [&] {
         reader.emplace(exchange.reply);
-        if (!*stream) return CallUnary(path, exchange, control, &*reader);
+        if (!*stream) return CallUnary(path, exchange, *control, &*reader);
         return transport_->Stream(path, exchange.header, exchange.payloads, exchange.reply.bytes,
-                                  control, options.progress, &*reader);
+                                  *control, options.progress, &*reader);
       });
   if (!result.status.ok()) return result.status;
   outcome.tensors = std::move(reader->tensors());

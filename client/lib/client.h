@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -73,6 +74,10 @@ struct CallOptions {
   std::optional<bool> streaming;
   // Asked to stop: set from any thread; the call ends with CANCELLED.
   const std::atomic<bool>* cancel = nullptr;
+  // W3C Trace Context of the span that makes the call, "00-<trace id>-<span id>-<flags>"; sent with
+  // each attempt. The report then has trace_id and the server's span_id. Empty: none. A malformed
+  // one is refused with INVALID_ARGUMENT.
+  std::string traceparent = {};
 };
 
 // Tensors of a call. `header` carries shape, options, policy and report level; its tensor fields

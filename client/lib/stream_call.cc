@@ -170,7 +170,7 @@ AttemptResult Transport::Stream(const std::string& method,
   for (const wire::OutgoingPayload& payload : payloads) request_bytes += payload.bytes.size();
   std::unique_ptr<grpc::CompletionQueue> queue = TakeQueue();
   grpc::ClientContext context;
-  if (control.deadline) context.set_deadline(*control.deadline);
+  Prepare(control, &context);
   StreamCall call(payloads, reader);
   const std::function<void()> report = [&] {
     progress(call.sent_bytes(), request_bytes, reader->received_bytes(), reply_bytes);

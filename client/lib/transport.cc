@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/lib/tensor.h"
 #include "proto/wire/framing.h"
+#include "proto/wire/trace_context.h"
 #include "proto/wire/unix_socket.h"
 
 namespace attn::client {
@@ -96,6 +97,13 @@ wire::OutgoingPayload MakeOwned(const wire::OutgoingPayload& payload) {
   if (copy == nullptr) return payload;
   std::memcpy(copy.get(), payload.bytes.data(), payload.bytes.size());
   return {{copy.get(), payload.bytes.size()}, copy};
+}
+
+void Prepare(const CallControl& control, grpc::ClientContext* context) {
+  if (control.deadline) context->set_deadline(*control.deadline);
+  if (!control.traceparent.empty()) {
+    context->AddMetadata(wire::kTraceparent, control.traceparent);
+  }
 }
 
 void EventLoop::Next(void** tag, bool* ok) {
@@ -196,7 +204,7 @@ AttemptResult Transport::Unary(const std::string& method, const grpc::ByteBuffer
                                const CallControl& control, grpc::ByteBuffer* reply) {
   std::unique_ptr<grpc::CompletionQueue> queue = TakeQueue();
   grpc::ClientContext context;
-  if (control.deadline) context.set_deadline(*control.deadline);
+  Prepare(control, &context);
   EventLoop events(queue.get(), &context, control, nullptr);
   const auto begin = std::chrono::steady_clock::now();
   auto call = NextStub().PrepareUnaryCall(&context, method, request, queue.get());

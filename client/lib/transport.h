@@ -29,7 +29,11 @@ class ReplyReader;
 struct CallControl {
   std::optional<std::chrono::system_clock::time_point> deadline;
   const std::atomic<bool>* cancel = nullptr;
+  std::string traceparent = {};  // metadata; empty: none
 };
+
+// What `control` says of a call that is about to start.
+void Prepare(const CallControl& control, grpc::ClientContext* context);
 
 // How one attempt ended.
 struct AttemptResult {

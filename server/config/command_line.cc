@@ -16,7 +16,8 @@ constexpr char kFooter[] =
     "ATTND_MAX_UNARY_BYTES; lists are separated by commas) > --config file > default.\n"
     "The file is TOML: one \"name = value\" a line, names as above without dashes in front;\n"
     "--check-config prints one. Sizes take KiB, MiB, GiB; durations ms, s, m.\n"
-    "SIGTERM or SIGINT drains and exits with status 0; a second one does not wait.";
+    "SIGTERM or SIGINT drains and exits with status 0; a second one does not wait.\n"
+    "SIGHUP reads the settings again and applies disable-path and log-level.";
 
 // Breaks help at 80 columns; the formatter indents but does not wrap.
 std::string Wrap(const std::string& help) {
@@ -107,7 +108,8 @@ void AddWork(CLI::App& app, Config* c) {
       ->default_str("0")
       ->group(group);
   app.add_option("--disable-path", c->disable_path,
-                 "Never take this path, for example flash_cpu. May be repeated")
+                 "Never take this path, for example flash_cpu. May be repeated; SIGHUP reads it "
+                 "anew")
       ->type_name("PATH")
       ->allow_extra_args(false)
       ->group(group);
@@ -118,6 +120,9 @@ void AddWork(CLI::App& app, Config* c) {
               "On SIGTERM, how long calls in progress may take to finish", "30s");
   AddDuration(app, "--stream-idle-timeout", &c->stream_idle_timeout,
               "End a stream whose caller sends or reads nothing for so long; 0: never", "60s");
+  AddDuration(app, "--canary-interval", &c->canary_interval,
+              "Check the path that calls take by a call of the server's own this often; 0: never",
+              "15s");
 }
 
 void AddGpus(CLI::App& app, Config* c) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -125,7 +126,8 @@ absl::Status Config::Check() const {
         CheckRange("max-inflight-requests", max_inflight_requests, 1, 1'000'000),
         CheckRange("max-concurrent-streams", max_concurrent_streams, 1, 1'000'000),
         CheckRange("drain-timeout", drain_timeout.count(), 0, 86'400'000),
-        CheckRange("stream-idle-timeout", stream_idle_timeout.count(), 0, 86'400'000)}) {
+        CheckRange("stream-idle-timeout", stream_idle_timeout.count(), 0, 86'400'000),
+        CheckRange("canary-interval", canary_interval.count(), 0, 86'400'000)}) {
     if (!s.ok()) return s;
   }
   return absl::OkStatus();
@@ -152,6 +154,7 @@ std::string Config::ToFileText() const {
   if (!disable_path.empty()) line("disable-path", QuoteList(disable_path));
   line("drain-timeout", Quote(Cat(drain_timeout.count(), "ms")));
   line("stream-idle-timeout", Quote(Cat(stream_idle_timeout.count(), "ms")));
+  line("canary-interval", Quote(Cat(canary_interval.count(), "ms")));
   line("cuda-devices", Quote(cuda_devices));
   line("device-lanes", Cat(device_lanes));
   line("device-memory-limit", Quote(FormatBytes(device_memory_limit_bytes)));
@@ -162,6 +165,28 @@ std::string Config::ToFileText() const {
   line("max-concurrent-streams", Cat(max_concurrent_streams));
   line("workspace-limit-bytes", Quote(FormatBytes(workspace_limit_bytes)));
   return out;
+}
+
+std::vector<std::string> DifferentSettings(const Config& a, const Config& b) {
+  const auto values = [](const Config& config) {
+    std::map<std::string, std::string> all;
+    for (const std::string& line :
+         std::vector<std::string>(absl::StrSplit(config.ToFileText(), '\n', absl::SkipEmpty()))) {
+      const size_t equals = line.find(" = ");
+      all[line.substr(0, equals)] = line.substr(equals + 3);
+    }
+    return all;
+  };
+  const auto before = values(a), after = values(b);
+  std::vector<std::string> names;
+  for (const auto& [name, value] : before) {
+    const auto other = after.find(name);
+    if (other == after.end() || other->second != value) names.push_back(name);
+  }
+  for (const auto& [name, value] : after) {
+    if (before.count(name) == 0) names.push_back(name);
+  }
+  return names;
 }
 
 absl::StatusOr<std::optional<std::vector<int>>> ParseCudaDevices(const std::string& text) {

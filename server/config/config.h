@@ -45,6 +45,7 @@ struct Config {
   std::vector<std::string> disable_path;
   std::chrono::milliseconds drain_timeout{30'000};
   std::chrono::milliseconds stream_idle_timeout{60'000};  // 0: none
+  std::chrono::milliseconds canary_interval{15'000};      // 0: no canary
 
   // GPUs. Without CUDA paths in the binary these change nothing.
   std::string cuda_devices = "all";        // "all", "none", or indices: "0,2"
@@ -75,6 +76,9 @@ struct Config {
   // All settings in the syntax of the config file, one a line.
   std::string ToFileText() const;
 };
+
+// Names of the settings that differ. Both resolved, or neither.
+std::vector<std::string> DifferentSettings(const Config& a, const Config& b);
 
 // What --cuda-devices says. nullopt: every device. Errors: INVALID_ARGUMENT, naming the entry.
 absl::StatusOr<std::optional<std::vector<int>>> ParseCudaDevices(const std::string& text);

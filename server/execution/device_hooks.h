@@ -15,8 +15,9 @@ namespace attn::server {
 struct DeviceStatus {
   int index = 0;  // as the CUDA runtime counts
   bool healthy = true;
-  std::string error = "";  // what made it unhealthy
-  int busy_lanes = 0;      // calls under way
+  std::string error = "";       // what made it unhealthy
+  std::string pci_bus_id = "";  // "0000:3B:00.0"; empty: not known
+  int busy_lanes = 0;           // calls under way
   uint64_t memory_in_use_bytes = 0;
   uint64_t memory_retained_bytes = 0;
   uint64_t memory_limit_bytes = 0;

@@ -79,7 +79,8 @@ void MeasureRates(const PathTable& paths, int threads, std::chrono::milliseconds
   // 4096 at head_dim 128: 137 GFLOP forward, 0.2 to 2 ms on a GPU.
   const SyntheticCall cpu_call(/*seqlen=*/192, /*num_heads=*/4, /*head_dim=*/64);
   const SyntheticCall cuda_call(/*seqlen=*/4096, /*num_heads=*/16, /*head_dim=*/128, DType::kBf16);
-  for (const PathCandidate& candidate : paths.candidates()) {
+  const PathTable::Snapshot candidates = paths.candidates();
+  for (const PathCandidate& candidate : *candidates) {
     if (candidate.backend == nullptr || !candidate.standing.empty()) continue;
     const bool cuda = DeviceOf(candidate.path) == DeviceKind::kCuda;
     const SyntheticCall& call = cuda ? cuda_call : cpu_call;

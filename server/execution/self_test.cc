@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 #include "kernels/api/problem.h"
 #include "kernels/api/text.h"
@@ -106,9 +108,7 @@ absl::Status CheckForwardRow(const ForwardCase& test, const CallTensors& tensors
 }
 
 absl::Status TestForward(const Backend& backend, DType dtype, int device) {
-  absl::StatusOr<AttentionProblem> problem =
-      MakeProblem(kRows, kKeys, kHeads, kKvHeads, kDim, dtype,
-                  /*causal=*/true, Pass::kForward);
+  absl::StatusOr<AttentionProblem> problem = SelfTestProblem(Pass::kForward, dtype);
   if (!problem.ok()) return problem.status();
   CallTensors tensors(*problem);
   for (const ForwardCase& test : ForwardCases()) {
@@ -222,9 +222,7 @@ absl::Status CheckBackward(const CallTensors& tensors, DType dtype) {
 }
 
 absl::Status TestBackward(const Backend& backend, DType dtype, int device) {
-  absl::StatusOr<AttentionProblem> problem =
-      MakeProblem(kRows, kKeys, kHeads, kKvHeads, kDim, dtype,
-                  /*causal=*/true, Pass::kBackward);
+  absl::StatusOr<AttentionProblem> problem = SelfTestProblem(Pass::kBackward, dtype);
   if (!problem.ok()) return problem.status();
   CallTensors tensors(*problem);
   for (int64_t head = 0; head < kHeads; ++head) {
@@ -246,8 +244,7 @@ absl::Status TestBackward(const Backend& backend, DType dtype, int device) {
 }
 
 bool Takes(const Backend& backend, DType dtype, Pass pass) {
-  absl::StatusOr<AttentionProblem> problem =
-      MakeProblem(kRows, kKeys, kHeads, kKvHeads, kDim, dtype, /*causal=*/true, pass);
+  absl::StatusOr<AttentionProblem> problem = SelfTestProblem(pass, dtype);
   std::vector<Rejection> rejections;
   if (problem.ok()) backend.AppendRejections(*problem, pass, &rejections);
   return rejections.empty();  // a problem that does not validate fails the test itself
@@ -255,42 +252,56 @@ bool Takes(const Backend& backend, DType dtype, Pass pass) {
 
 }  // namespace
 
+absl::StatusOr<AttentionProblem> SelfTestProblem(Pass pass, DType dtype) {
+  return MakeProblem(kRows, kKeys, kHeads, kKvHeads, kDim, dtype, /*causal=*/true, pass);
+}
+
+absl::Status SelfTestOnce(const Backend& backend, Pass pass, DType dtype, int device) {
+  return pass == Pass::kForward ? TestForward(backend, dtype, device)
+                                : TestBackward(backend, dtype, device);
+}
+
 std::vector<SelfTestResult> SelfTest(const Backend& backend, int device) {
   std::vector<SelfTestResult> results;
   for (Pass pass : {Pass::kForward, Pass::kBackward}) {
     for (DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16}) {
       if (!Takes(backend, dtype, pass)) continue;
-      results.push_back({backend.path(), pass, dtype,
-                         pass == Pass::kForward ? TestForward(backend, dtype, device)
-                                                : TestBackward(backend, dtype, device),
-                         device});
+      results.push_back(
+          {backend.path(), pass, dtype, SelfTestOnce(backend, pass, dtype, device), device});
     }
   }
   return results;
 }
 
-std::vector<SelfTestResult> SelfTestAll(PathTable* paths, const std::vector<int>& cuda_devices) {
+std::vector<SelfTestResult> SelfTestOn(const Backend& backend,
+                                       const std::vector<int>& cuda_devices) {
+  const bool each = DeviceOf(backend.path()) == DeviceKind::kCuda && !cuda_devices.empty();
   std::vector<SelfTestResult> all;
-  for (PathId path : kAllPaths) {
-    if (!paths->available(path)) continue;
-    const bool each = DeviceOf(path) == DeviceKind::kCuda && !cuda_devices.empty();
-    for (const PathCandidate& candidate : paths->candidates()) {
-      if (candidate.path != path) continue;
-      for (int device : each ? cuda_devices : std::vector<int>{-1}) {
-        for (SelfTestResult& result : SelfTest(*candidate.backend, device)) {
-          all.push_back(std::move(result));
-        }
-      }
-    }
-    for (const SelfTestResult& result : all) {
-      if (result.path != path || result.status.ok()) continue;
-      paths->Disable(path, Reason::kSelfTestFailed,
-                     Cat(Name(result.pass), " ", Name(result.dtype),
-                         result.device < 0 ? "" : Cat(" on CUDA device ", result.device)));
-      break;  // one reason is enough; the log has them all
-    }
+  for (int device : each ? cuda_devices : std::vector<int>{-1}) {
+    for (SelfTestResult& result : SelfTest(backend, device)) all.push_back(std::move(result));
   }
   return all;
+}
+
+std::vector<SelfTestResult> SelfTestAll(PathTable* paths, const std::vector<int>& cuda_devices) {
+  std::vector<SelfTestResult> all;
+  const PathTable::Snapshot snapshot = paths->candidates();
+  for (const PathCandidate& candidate : *snapshot) {
+    if (candidate.backend == nullptr || !candidate.standing.empty()) continue;
+    std::vector<SelfTestResult> results = SelfTestOn(*candidate.backend, cuda_devices);
+    for (const SelfTestResult& result : results) {
+      if (result.status.ok()) continue;
+      paths->Disable(candidate.path, Reason::kSelfTestFailed, FailureDetail(result));
+      break;  // one reason is enough; the log has them all
+    }
+    std::move(results.begin(), results.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+std::string FailureDetail(const SelfTestResult& result) {
+  return Cat(Name(result.pass), " ", Name(result.dtype),
+             result.device < 0 ? "" : Cat(" on CUDA device ", result.device));
 }
 
 }  // namespace attn::server

@@ -1,39 +1,19 @@
 #include "server/metrics/metrics.h"
 
-#include <prometheus/counter.h>
-#include <prometheus/gauge.h>
-#include <prometheus/histogram.h>
-#include <prometheus/registry.h>
-#include <prometheus/text_serializer.h>
+#include <algorithm>
 
-#include <sstream>
-#include <vector>
-
-#include "kernels/api/mutex.h"
 #include "kernels/api/text.h"
 #include "server/config/config.h"
+#include "server/metrics/registry.h"
 
 namespace attn::server {
 namespace {
 
-constexpr std::array<std::string_view, kNumStages> kStageNames = {
-    "parse",  "gather",         "queue", "device_queue", "host_to_device",
-    "kernel", "device_to_host", "reply", "handler"};
-constexpr std::array<std::string_view, kNumByteLevels> kLevelNames = {
-    "wire_request", "wire_response", "host_to_device", "device_to_host",
-    "compulsory",   "tile",          "standard"};
-constexpr std::array kPassList = {Pass::kForward, Pass::kBackward};
-constexpr std::array kDTypeList = {DType::kFp32, DType::kFp16, DType::kBf16};
-
 // 10 µs is under the shortest call measured over a Unix socket; 60 s is past any sensible deadline.
-const prometheus::Histogram::BucketBoundaries& StageBuckets() {
-  static const auto* buckets = new prometheus::Histogram::BucketBoundaries{
-      10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3,
-      50e-3, 0.1,   0.25,  0.5,    1.0,    2.5,    5.0,  10.0,   30.0, 60.0};
-  return *buckets;
-}
-
-std::string Str(std::string_view text) { return std::string(text); }
+constexpr double kStageBounds[] = {10e-6,  25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3,
+                                   2.5e-3, 5e-3,  10e-3, 25e-3,  50e-3,  0.1,    0.25,
+                                   0.5,    1.0,   2.5,   5.0,    10.0,   30.0,   60.0};
+constexpr double kBatchBounds[] = {1, 2, 4, 8, 16, 32, 64, 128};
 
 template <typename T>
 constexpr size_t Index(T value) {
@@ -45,12 +25,23 @@ size_t CodeIndex(absl::StatusCode code) {
   return index < kNumCodes ? index : Index(absl::StatusCode::kUnknown);
 }
 
+size_t ReasonIndex(std::optional<Reason> reason) { return reason ? Index(*reason) : 0; }
+
+double Seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
 }  // namespace
 
 std::string_view Name(Method method) {
   constexpr std::array<std::string_view, kNumMethods> kNames = {
       "Forward", "Backward", "ForwardStream", "BackwardStream", "Plan", "GetServerInfo"};
   return kNames[Index(method)];
+}
+
+std::string_view Name(CanaryResult result) {
+  constexpr std::array<std::string_view, kNumCanaryResults> kNames = {"ok", "failed", "late"};
+  return kNames[Index(result)];
 }
 
 std::string_view CodeName(absl::StatusCode code) {
@@ -74,83 +65,47 @@ std::string_view CodeName(absl::StatusCode code) {
   return kNames[CodeIndex(code)];
 }
 
-struct Metrics::Registry {
-  struct Live {
-    std::string name;
-    std::string help;
-    std::vector<LiveSeries> series;
-  };
+size_t HeadDimRange(int64_t head_dim) {
+  const auto at = std::lower_bound(kHeadDimBounds.begin(), kHeadDimBounds.end(), head_dim);
+  return std::min<size_t>(at - kHeadDimBounds.begin(), kHeadDimBounds.size() - 1);
+}
 
-  prometheus::Registry registry;
-  mutable Mutex mutex;
-  std::vector<Live> live ATTN_GUARDED_BY(mutex);
+std::string_view HeadDimLabel(size_t range) {
+  constexpr std::array<std::string_view, kHeadDimBounds.size()> kNames = {"1-32", "33-64", "65-128",
+                                                                          "129-256", "257-512"};
+  return kNames[range];
+}
 
-  prometheus::Family<prometheus::Counter>& Counters(const std::string& name,
-                                                    const std::string& help) {
-    return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
-  }
-  prometheus::Family<prometheus::Gauge>& Gauges(const std::string& name, const std::string& help) {
-    return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
-  }
-};
+bool CountsAsFlash(PathId path, bool has_cuda) {
+  return ClassOf(path) == PathClass::kFlash && (!has_cuda || DeviceOf(path) == DeviceKind::kCuda);
+}
 
-Metrics::Metrics() : registry_(std::make_unique<Registry>()) {
-  Registry& r = *registry_;
-  auto& requests = r.Counters("attn_requests_total", "Calls answered, by method and status code.");
-  auto& errors = r.Counters("attn_errors_total",
-                            "Calls answered with a code other than OK, over all methods.");
-  for (size_t code = 0; code < kNumCodes; ++code) {
-    const std::string code_name = Str(CodeName(static_cast<absl::StatusCode>(code)));
-    for (size_t method = 0; method < kNumMethods; ++method) {
-      requests_[method][code] =
-          &requests.Add({{"method", Str(Name(static_cast<Method>(method)))}, {"code", code_name}});
-    }
-    if (code != 0) errors_[code] = &errors.Add({{"code", code_name}});
+std::optional<Reason> FallbackReason(std::span<const Rejection> rejections, bool has_cuda) {
+  std::optional<PathId> path;
+  std::optional<Reason> reason;
+  for (const Rejection& rejection : rejections) {  // fastest path first
+    if (!CountsAsFlash(rejection.path, has_cuda) || path == rejection.path) continue;
+    path = rejection.path;
+    reason = rejection.reason;
   }
-  auto& executions = r.Counters("attn_executions_total",
-                                "Attention calls run to the end, by pass, path and dtype of q.");
-  auto& flops = r.Counters("attn_flops_total", "Floating-point operations of visible entries.");
-  auto& seconds = r.Counters("attn_kernel_seconds_total", "Time spent running attention.");
-  auto& rejections =
-      r.Counters("attn_rejections_total", "Reasons for which a faster path was not taken.");
-  auto& available = r.Gauges("attn_path_available", "1 where the path may be chosen.");
+  return reason;
+}
+
+Metrics::Metrics(bool has_cuda) : has_cuda_(has_cuda), registry_(std::make_unique<Registry>()) {
+  for (auto& stage : stages_) {
+    for (HistogramCells& histogram : stage) histogram.SetBounds(kStageBounds);
+  }
+  for (HistogramCells& histogram : batches_) histogram.SetBounds(kBatchBounds);
+  for (HistogramCells& histogram : canary_seconds_) histogram.SetBounds(kStageBounds);
+
+  auto& available = registry_->Gauges("attn_path_available", "1 where the path may be chosen.");
   for (PathId path : kAllPaths) {
-    const std::string path_name = Str(Name(path));
-    for (Pass pass : kPassList) {
-      const std::string pass_name = Str(Name(pass));
-      for (DType dtype : kDTypeList) {
-        executions_[Index(pass)][Index(path)][Index(dtype)] = &executions.Add(
-            {{"pass", pass_name}, {"path", path_name}, {"dtype", Str(LowerName(dtype))}});
-      }
-      flops_[Index(pass)][Index(path)] = &flops.Add({{"pass", pass_name}, {"path", path_name}});
-      kernel_seconds_[Index(pass)][Index(path)] =
-          &seconds.Add({{"pass", pass_name}, {"path", path_name}});
-    }
-    for (Reason reason : kAllReasons) {
-      rejections_[Index(path)][Index(reason)] =
-          &rejections.Add({{"path", path_name}, {"reason", Str(Name(reason))}});
-    }
-    available_[Index(path)] = &available.Add({{"path", path_name}});
+    registry_->available[Index(path)] = &available.Add({{"path", std::string(Name(path))}});
   }
-  auto& bytes =
-      r.Counters("attn_bytes_total", "Bytes moved, by memory level; tile and standard are models.");
-  for (size_t level = 0; level < kNumByteLevels; ++level) {
-    bytes_[level] = &bytes.Add({{"level", Str(kLevelNames[level])}});
-  }
-  auto& stages = prometheus::BuildHistogram()
-                     .Name("attn_stage_seconds")
-                     .Help("Time of each stage of a call that the server can see.")
-                     .Register(r.registry);
-  for (size_t stage = 0; stage < kNumStages; ++stage) {
-    for (Pass pass : kPassList) {
-      stages_[stage][Index(pass)] = &stages.Add(
-          {{"stage", Str(kStageNames[stage])}, {"pass", Str(Name(pass))}}, StageBuckets());
-    }
-  }
-  r.Gauges("attn_build_info", "Always 1; the labels say what runs.")
+  registry_->Gauges("attn_build_info", "Always 1; the labels say what runs.")
       .Add({{"version", Version()}, {"commit", GitCommit()}})
       .Set(1);
-  r.Gauges("attn_start_time_seconds", "When this process started, Unix time.")
+  registry_->Gauges("attn_start_time_seconds", "When this process started, Unix time.")
       .Add({})
       .Set(std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
                .count());
@@ -159,29 +114,55 @@ Metrics::Metrics() : registry_(std::make_unique<Registry>()) {
 Metrics::~Metrics() = default;
 
 void Metrics::CountRequest(Method method, absl::StatusCode code) {
-  const size_t index = CodeIndex(code);
-  requests_[Index(method)][index]->Increment();
-  if (index != 0) errors_[index]->Increment();
+  requests_[Index(method)][CodeIndex(code)].Add(1);
 }
 
-void Metrics::CountExecution(Pass pass, PathId path, DType dtype, uint64_t flops,
-                             std::chrono::nanoseconds kernel) {
-  if (Index(dtype) < kDTypes) executions_[Index(pass)][Index(path)][Index(dtype)]->Increment();
-  flops_[Index(pass)][Index(path)]->Increment(static_cast<double>(flops));
-  kernel_seconds_[Index(pass)][Index(path)]->Increment(
-      std::chrono::duration<double>(kernel).count());
+void Metrics::CountExecution(const Execution& e) {
+  const size_t pass = Index(e.pass), path = Index(e.path);
+  if (Index(e.dtype) < kDTypes) {
+    ExecutionCells& cells = executions_[pass][path][Index(e.dtype)][HeadDimRange(e.head_dim)];
+    cells.calls.Add(1);
+    cells.flops.Add(e.flops);
+    cells.kernel_seconds.Add(Seconds(e.kernel));
+    cells.roofline_seconds.Add(e.roofline_seconds);
+  }
+  bytes_[Index(ByteLevel::kCompulsory)][pass][path].Add(e.compulsory_bytes);
+  bytes_[Index(ByteLevel::kTile)][pass][path].Add(e.tile_bytes);
+  bytes_[Index(ByteLevel::kStandard)][pass][path].Add(e.standard_bytes);
+  batches_[pass].Observe(static_cast<double>(e.batch));
+  if (!CountsAsFlash(e.path, has_cuda_)) {
+    fallbacks_[pass][ReasonIndex(FallbackReason(e.rejections, has_cuda_))].Add(1);
+  }
+  const DeviceKind kind = DeviceOf(e.path);
+  for (const auto& device : devices_) {
+    if (device->kind != kind || (kind == DeviceKind::kCuda && device->index != e.device)) continue;
+    device->calls.Add(1);
+    device->flops.Add(e.flops);
+    device->bytes.Add(e.compulsory_bytes);
+    device->kernel_seconds.Add(Seconds(e.kernel));
+    device->roofline_seconds.Add(e.roofline_seconds);
+    break;
+  }
 }
 
 void Metrics::CountRejection(PathId path, Reason reason) {
-  rejections_[Index(path)][Index(reason)]->Increment();
+  rejections_[Index(path)][Index(reason)].Add(1);
 }
 
-void Metrics::CountBytes(ByteLevel level, uint64_t bytes) {
-  bytes_[Index(level)]->Increment(static_cast<double>(bytes));
+void Metrics::CountRefusal(Refusal refusal) { refusals_[Index(refusal)].Add(1); }
+
+void Metrics::CountBytes(ByteLevel level, Pass pass, PathId path, uint64_t bytes) {
+  bytes_[Index(level)][Index(pass)][Index(path)].Add(static_cast<double>(bytes));
 }
 
 void Metrics::ObserveStage(Stage stage, Pass pass, std::chrono::nanoseconds time) {
-  stages_[Index(stage)][Index(pass)]->Observe(std::chrono::duration<double>(time).count());
+  stages_[Index(stage)][Index(pass)].Observe(Seconds(time));
+}
+
+void Metrics::CountCanary(Pass pass, std::optional<PathId> path, CanaryResult result,
+                          std::chrono::nanoseconds latency) {
+  canary_runs_[Index(pass)][path ? Index(*path) : kPaths][Index(result)].Add(1);
+  canary_seconds_[Index(pass)].Observe(Seconds(latency));
 }
 
 void Metrics::AddLive(const std::string& name, const std::string& help,
@@ -196,55 +177,76 @@ void Metrics::RemoveLive() {
 }
 
 void Metrics::SetDeviceInfo(DeviceKind kind, int index, const std::string& name,
-                            const std::string& isa) {
+                            const std::string& isa, double flops_per_second,
+                            double bytes_per_second) {
+  const std::string kind_name(Name(kind));
   registry_->Gauges("attn_device_info", "Always 1; the labels say what the device is.")
-      .Add({{"kind", Str(Name(kind))}, {"index", Cat(index)}, {"name", name}, {"isa", isa}})
+      .Add({{"kind", kind_name}, {"index", Cat(index)}, {"name", name}, {"isa", isa}})
       .Set(1);
+  registry_
+      ->Gauges("attn_device_roofline_flops_per_second",
+               "Matrix products at start-up; on a CPU, of its fastest path. 0: not measured.")
+      .Add({{"kind", kind_name}, {"index", Cat(index)}})
+      .Set(flops_per_second);
+  registry_
+      ->Gauges("attn_device_roofline_bytes_per_second",
+               "Copying within the device's memory at start-up. 0: not measured.")
+      .Add({{"kind", kind_name}, {"index", Cat(index)}})
+      .Set(bytes_per_second);
+  devices_.push_back(std::make_unique<DeviceCells>());
+  devices_.back()->kind = kind;
+  devices_.back()->index = index;
 }
 
 void Metrics::SetPathAvailable(PathId path, bool available) {
-  available_[Index(path)]->Set(available ? 1 : 0);
+  registry_->available[Index(path)]->Set(available ? 1 : 0);
 }
 
 void Metrics::SetSelfTestPassed(PathId path, bool passed) {
-  registry_->Gauges("attn_self_test_passed", "1 where the path passed its start-up self-test.")
-      .Add({{"path", Str(Name(path))}})
+  registry_->Gauges("attn_self_test_passed", "1 where the path passed its self-test.")
+      .Add({{"path", std::string(Name(path))}})
       .Set(passed ? 1 : 0);
 }
 
-std::string Metrics::Scrape() const {
-  std::vector<prometheus::MetricFamily> families = registry_->registry.Collect();
-  {
-    MutexLock lock(registry_->mutex);
-    for (const Registry::Live& live : registry_->live) {
-      prometheus::MetricFamily family;
-      family.name = live.name;
-      family.help = live.help;
-      family.type = prometheus::MetricType::Gauge;
-      for (const LiveSeries& series : live.series) {
-        prometheus::ClientMetric metric;
-        for (const auto& [name, value] : series.labels) metric.label.push_back({name, value});
-        metric.gauge.value = series.read();
-        family.metric.push_back(std::move(metric));
-      }
-      families.push_back(std::move(family));
-    }
-  }
-  std::ostringstream out;
-  prometheus::TextSerializer().Serialize(out, families);
-  return out.str();
-}
-
 double Metrics::RequestCount(Method method, absl::StatusCode code) const {
-  return requests_[Index(method)][CodeIndex(code)]->Value();
+  return requests_[Index(method)][CodeIndex(code)].value();
 }
 
 double Metrics::ExecutionCount(Pass pass, PathId path, DType dtype) const {
-  return executions_[Index(pass)][Index(path)][Index(dtype)]->Value();
+  double calls = 0;
+  for (const ExecutionCells& cells : executions_[Index(pass)][Index(path)][Index(dtype)]) {
+    calls += cells.calls.value();
+  }
+  return calls;
 }
 
 double Metrics::RejectionCount(PathId path, Reason reason) const {
-  return rejections_[Index(path)][Index(reason)]->Value();
+  return rejections_[Index(path)][Index(reason)].value();
+}
+
+double Metrics::FallbackCount(Pass pass, std::optional<Reason> reason) const {
+  return fallbacks_[Index(pass)][ReasonIndex(reason)].value();
+}
+
+Metrics::FlashTotals Metrics::flash_totals() const {
+  FlashTotals totals;
+  for (const auto& by_path : executions_) {
+    for (PathId path : kAllPaths) {
+      double calls = 0, flops = 0;
+      for (const auto& by_head_dim : by_path[Index(path)]) {
+        for (const ExecutionCells& cells : by_head_dim) {
+          calls += cells.calls.value();
+          flops += cells.flops.value();
+        }
+      }
+      totals.calls += calls;
+      totals.flops += flops;
+      if (!CountsAsFlash(path, has_cuda_)) continue;
+      totals.flash_calls += calls;
+      totals.flash_flops += flops;
+    }
+  }
+  return totals;
 }
 
 }  // namespace attn::server

@@ -1,6 +1,7 @@
 #include "server/rpc/attention_call.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/api/text.h"
 #include "server/config/log.h"
@@ -44,7 +45,7 @@ AttentionCall::~AttentionCall() = default;
 absl::Status AttentionCall::ReadHeader(std::string_view serialized) {
   absl::Status status;
   plan_ = context_->plans.Find(pass_, serialized);
-  if (plan_ == nullptr) {
+  if (plan_ == nullptr || plan_->paths_version != context_->paths->version()) {
     auto plan = std::make_shared<CallPlan>();
     status = MakeCallPlan(*context_, pass_, serialized, plan.get());
     plan_ = std::move(plan);
@@ -89,7 +90,12 @@ absl::Status AttentionCall::CheckUnary(std::span<const uint64_t> payload_sizes) 
 absl::Status AttentionCall::Admit() {
   absl::StatusOr<Admission::Ticket> ticket = context_->admission->Admit(
       InputBytes() + plan_->OutputBytes(), static_cast<uint64_t>(plan_->workspace_bytes), &retry_);
-  if (!ticket.ok()) return ticket.status();
+  if (!ticket.ok()) {
+    context_->metrics->CountRefusal(absl::IsUnavailable(ticket.status()) ? Refusal::kDraining
+                                    : retry_.count() > 0                 ? Refusal::kFull
+                                                                         : Refusal::kTooLarge);
+    return ticket.status();
+  }
   ticket_ = *std::move(ticket);
   return absl::OkStatus();
 }
@@ -233,13 +239,58 @@ absl::Status AttentionCall::Run() {
   // With a block mask the visible entries are known only now that its contents are.
   cost_ = plan_->cost && !problem_.block_mask ? *plan_->cost
                                               : CostOf(problem_, pass_, *plan_->choice.backend);
-  const std::chrono::nanoseconds kernel_time = KernelTime();
-  const PathId path = *plan_->choice.path;
-  context_->metrics->CountExecution(pass_, path, problem_.dtype, cost_->flops, kernel_time);
-  context_->rates->Observe(pass_, path, cost_->flops, kernel_time);
+  CountExecution();
   inputs_ = BufferPool::Buffer();
   reader_.reset();
   return absl::OkStatus();
+}
+
+double AttentionCall::RooflineNs() const {
+  double tflops = context_->host_tflops, gb_per_s = context_->host_copy_gb_per_s;
+  if (on_cuda()) {
+    const v1::DeviceInfo* device =
+        device_times_.device_index < 0 ? nullptr : context_->CudaDevice(device_times_.device_index);
+    tflops = device == nullptr ? 0 : device->matrix_tflops();
+    gb_per_s = device == nullptr ? 0 : device->copy_gb_per_s();
+  }
+  if (tflops <= 0 || gb_per_s <= 0) return 0;
+  return std::max(static_cast<double>(cost_->flops) / (tflops * 1e3),
+                  static_cast<double>(cost_->compulsory_bytes) / gb_per_s);
+}
+
+void AttentionCall::CountExecution() const {
+  const PathId path = *plan_->choice.path;
+  const std::chrono::nanoseconds kernel = KernelTime();
+  context_->metrics->CountExecution(
+      {.pass = pass_,
+       .path = path,
+       .dtype = problem_.dtype,
+       .head_dim = problem_.head_dim,
+       .device = device_times_.device_index,
+       .flops = static_cast<double>(cost_->flops),
+       .compulsory_bytes = static_cast<double>(cost_->compulsory_bytes),
+       .tile_bytes = static_cast<double>(cost_->model.bytes()),
+       .standard_bytes = static_cast<double>(cost_->standard_bytes),
+       .kernel = kernel,
+       .roofline_seconds = RooflineNs() * 1e-9,
+       .rejections = plan_->choice.rejections});
+  context_->rates->Observe(pass_, path, cost_->flops, kernel);
+}
+
+void AttentionCall::Remember(const absl::Status& status, std::chrono::nanoseconds handler) const {
+  CallRecord record;
+  record.ended = std::chrono::system_clock::now();
+  record.method = method_;
+  record.request_id = request_id_;
+  record.code = status.code();
+  record.error = std::string(status.message());
+  if (plan_ != nullptr) {
+    record.shape = ShapeOf(plan_->problem);
+    record.rejections = plan_->rejections;
+  }
+  record.handler = handler;
+  if (status.ok() && report_ != nullptr) record.report = *report_;
+  context_->recent.Add(std::move(record));
 }
 
 absl::Status AttentionCall::Settle(absl::Status status) {
@@ -254,6 +305,7 @@ absl::Status AttentionCall::Settle(absl::Status status) {
       status.ok() && report_ != nullptr ? std::chrono::nanoseconds(report_->times().handler_ns())
                                         : std::chrono::nanoseconds(now - times_.start);
   context_->metrics->ObserveStage(Stage::kHandler, pass_, handler);
+  Remember(status, handler);
   if (log::Enabled(LogLevel::kDebug)) {
     const auto micros = [](TimePoint from, TimePoint to) {
       return std::chrono::duration<double, std::micro>(to > from ? to - from
@@ -269,6 +321,8 @@ absl::Status AttentionCall::Settle(absl::Status status) {
                         {"device", device_times_.device_index},
                         {"run_us", micros(times_.run, times_.ran)},
                         {"handler_us", micros(times_.start, now)},
+                        {"trace_id", trace_ ? trace_->trace_id() : std::string()},
+                        {"span_id", trace_ ? trace_->span_id() : std::string()},
                         {"error", status.message()}});
   }
   return status;

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +23,7 @@
 #include "kernels/api/path.h"
 #include "kernels/api/problem.h"
 #include "proto/wire/byte_buffer.h"
+#include "proto/wire/trace_context.h"
 #include "server/rpc/call_plan.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/service_context.h"
@@ -36,6 +38,10 @@ class AttentionCall {
   ~AttentionCall();
   AttentionCall(const AttentionCall&) = delete;
   AttentionCall& operator=(const AttentionCall&) = delete;
+
+  // Where the call stands in its caller's trace. Call first, if at all.
+  void set_trace(std::optional<wire::TraceContext> trace) { trace_ = std::move(trace); }
+  const std::optional<wire::TraceContext>& trace() const { return trace_; }
 
   // Unary only: the message is within the limit. Errors: RESOURCE_EXHAUSTED (names the streaming
   // method).
@@ -87,8 +93,8 @@ class AttentionCall {
   // failed there may be no path.
   const CallPlan* plan() const { return plan_.get(); }
 
-  // Settles how the call ended: counts it and, at debug level, logs it. Call once. A cancellation
-  // that the deadline caused becomes DEADLINE_EXCEEDED.
+  // Settles how the call ended: counts it, keeps it among the recent ones and, at debug level, logs
+  // it. Call once. A cancellation that the deadline caused becomes DEADLINE_EXCEEDED.
   absl::Status Settle(absl::Status status);
 
   CancelToken& token() { return token_; }
@@ -133,6 +139,10 @@ class AttentionCall {
   bool on_cuda() const { return DeviceOf(*plan_->choice.path) == DeviceKind::kCuda; }
   // After RunBackend(): of the attention itself; on a device without queueing and copies.
   std::chrono::nanoseconds KernelTime() const;
+  // What the device's rates, measured at start-up, allow at best; 0 where there are none.
+  double RooflineNs() const;
+  void CountExecution() const;
+  void Remember(const absl::Status& status, std::chrono::nanoseconds handler) const;
   // What only calls on a device have.
   void ReportDevice(v1::ExecutionReport* report) const;
 
@@ -163,6 +173,7 @@ class AttentionCall {
   std::byte* output_data_ = nullptr;
   v1::ExecutionReport* report_ = nullptr;
   std::string request_id_;
+  std::optional<wire::TraceContext> trace_;  // of this call's own span
 };
 
 }  // namespace attn::server

@@ -125,7 +125,8 @@ absl::Status MakeCallPlan(const ServiceContext& context, Pass pass, std::string_
   }
 
   PathChoice& choice = plan->choice;
-  choice = SelectPath(plan->problem, pass, plan->header.policy, context.paths->candidates(),
+  plan->paths_version = context.paths->version();
+  choice = SelectPath(plan->problem, pass, plan->header.policy, *context.paths->candidates(),
                       static_cast<int64_t>(context.config.workspace_limit_bytes));
   for (const Rejection& rejection : choice.rejections) {
     plan->rejections +=

@@ -52,7 +52,8 @@ struct CallPlan {
   uint64_t OutputBytes() const;
 
   ConvertedHeader header;
-  AttentionProblem problem;  // option tensors are not bound
+  AttentionProblem problem;    // option tensors are not bound
+  uint64_t paths_version = 0;  // PathTable::version() that the choice was made from
   PathChoice choice;
   std::string rejections;  // "flash_sm90:NO_CUDA_DEVICE,…", for trailing metadata
   std::string kernel;
@@ -81,7 +82,8 @@ absl::Status MakeCallPlan(const ServiceContext& context, Pass pass, std::string_
 
 // The plans of recent headers. A caller in a loop sends the same header over and over, and of a
 // tiny call a quarter of the server's time is making its plan. Plans depend on nothing but the
-// header and settings that stand while the server runs (PathTable changes during start-up only).
+// header, settings that stand while the server runs, and the path table: see
+// CallPlan::paths_version.
 //
 // Bounded: for each pass at most 2 * kGeneration plans, each of a header of at most kMaxHeaderBytes
 // and a problem of at most kMaxSequences sequences, so some 10 KB each. Thread-safe.

@@ -6,6 +6,9 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <optional>
+
+#include "proto/wire/trace_context.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/attention_call.h"
 #include "server/rpc/service_context.h"
@@ -26,8 +29,15 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartStreamCall(
 // The call's deadline on the steady clock; max() where it has none.
 TimePoint DeadlineOf(const grpc::CallbackServerContext& rpc, const Clock& clock);
 
-// Puts the path, kernel and rejections, or the retry hint, into the trailing metadata. Call before
-// finishing the call.
+// A new span in the trace that the call's metadata names. nullopt: none does, or not validly, which
+// includes more than one value.
+std::optional<wire::TraceContext> TraceOf(const grpc::CallbackServerContext& rpc);
+
+// Tells the caller of the span; nothing without one. Call before finishing the call.
+void AddTrace(const std::optional<wire::TraceContext>& trace, grpc::CallbackServerContext* rpc);
+
+// Puts the path, kernel and rejections, or the retry hint, and the span into the trailing metadata.
+// Call before finishing the call.
 void AddTrailingMetadata(const AttentionCall& call, grpc::CallbackServerContext* rpc);
 
 }  // namespace attn::server

@@ -62,7 +62,8 @@ std::string AdviceFor(const Rejection& rejection) {
 
 void AddAdvice(const ServiceContext& context, const PathChoice& choice,
                v1::PlanResponse* response) {
-  for (const PathCandidate& candidate : context.paths->candidates()) {
+  const PathTable::Snapshot candidates = context.paths->candidates();
+  for (const PathCandidate& candidate : *candidates) {
     if (candidate.backend == nullptr || ClassOf(candidate.path) != PathClass::kFlash) continue;
     if (choice.path == candidate.path) return;
     for (const Rejection& rejection : choice.rejections) {
@@ -178,7 +179,7 @@ absl::Status MakePlan(const ServiceContext& context, const v1::PlanRequest& requ
   }
 
   // Exactly what AttentionCall::ReadHeader() does: what Plan says is what Forward does.
-  const PathChoice choice = SelectPath(problem, pass, header.policy, context.paths->candidates(),
+  const PathChoice choice = SelectPath(problem, pass, header.policy, *context.paths->candidates(),
                                        static_cast<int64_t>(context.config.workspace_limit_bytes));
   for (const Rejection& rejection : choice.rejections) {
     ToProto(rejection, header.full_report, response->add_rejections());

@@ -1,6 +1,4 @@
 // The part of AttentionCall that writes the execution report.
-#include <algorithm>
-
 #include "server/rpc/attention_call.h"
 
 namespace attn::server {
@@ -10,13 +8,6 @@ uint64_t Nanoseconds(TimePoint from, TimePoint to) {
   if (to <= from) return 0;
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(to - from).count());
-}
-
-// What the device's measured rates allow at best, in nanoseconds; 0 where they are not known.
-double RooflineNs(const v1::DeviceInfo& device, const CallCost& cost) {
-  if (device.matrix_tflops() <= 0 || device.copy_gb_per_s() <= 0) return 0;
-  return std::max(static_cast<double>(cost.flops) / (device.matrix_tflops() * 1e3),
-                  static_cast<double>(cost.compulsory_bytes) / device.copy_gb_per_s());
 }
 
 }  // namespace
@@ -31,11 +22,8 @@ void AttentionCall::ReportDevice(v1::ExecutionReport* report) const {
   v1::Traffic& traffic = *report->mutable_traffic();
   traffic.set_host_to_device_bytes(times.host_to_device_bytes);
   traffic.set_device_to_host_bytes(times.device_to_host_bytes);
-  const v1::DeviceInfo* device =
-      times.device_index < 0 ? nullptr : context_->CudaDevice(times.device_index);
-  if (device != nullptr && times.kernel_ns > 0) {
-    report->set_fraction_of_roofline(RooflineNs(*device, *cost_) /
-                                     static_cast<double>(times.kernel_ns));
+  if (times.kernel_ns > 0) {
+    report->set_fraction_of_roofline(RooflineNs() / static_cast<double>(times.kernel_ns));
   }
   Metrics& metrics = *context_->metrics;
   const auto observe = [this, &metrics](Stage stage, uint64_t ns) {
@@ -44,8 +32,9 @@ void AttentionCall::ReportDevice(v1::ExecutionReport* report) const {
   observe(Stage::kDeviceQueue, times.queue_ns);
   observe(Stage::kHostToDevice, times.host_to_device_ns);
   observe(Stage::kDeviceToHost, times.device_to_host_ns);
-  metrics.CountBytes(ByteLevel::kHostToDevice, times.host_to_device_bytes);
-  metrics.CountBytes(ByteLevel::kDeviceToHost, times.device_to_host_bytes);
+  const PathId path = *plan_->choice.path;
+  metrics.CountBytes(ByteLevel::kHostToDevice, pass_, path, times.host_to_device_bytes);
+  metrics.CountBytes(ByteLevel::kDeviceToHost, pass_, path, times.device_to_host_bytes);
 }
 
 const v1::ExecutionReport& AttentionCall::Report() {
@@ -72,6 +61,10 @@ const v1::ExecutionReport& AttentionCall::Report() {
                             static_cast<double>(kernel_ns));
   }
   r.set_request_id(request_id_);
+  if (trace_) {
+    r.set_trace_id(trace_->trace_id());
+    r.set_span_id(trace_->span_id());
+  }
   if (on_cuda()) ReportDevice(&r);
 
   v1::Traffic& traffic = *r.mutable_traffic();
@@ -105,11 +98,8 @@ const v1::ExecutionReport& AttentionCall::Report() {
   observe(Stage::kQueue, queue_ns);
   observe(Stage::kKernel, kernel_ns);
   observe(Stage::kReply, times.reply_ns());
-  metrics.CountBytes(ByteLevel::kWireRequest, traffic.wire_request_bytes());
-  metrics.CountBytes(ByteLevel::kWireResponse, traffic.wire_response_bytes());
-  metrics.CountBytes(ByteLevel::kCompulsory, cost.compulsory_bytes);
-  metrics.CountBytes(ByteLevel::kTile, cost.model.bytes());
-  metrics.CountBytes(ByteLevel::kStandard, cost.standard_bytes);
+  metrics.CountBytes(ByteLevel::kWireRequest, pass_, path, traffic.wire_request_bytes());
+  metrics.CountBytes(ByteLevel::kWireResponse, pass_, path, traffic.wire_response_bytes());
   return r;
 }
 

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -16,7 +18,9 @@
 #include "server/execution/allocator.h"
 #include "server/execution/periodic.h"
 #include "server/metrics/http.h"
+#include "server/rpc/canary_report.h"
 #include "server/rpc/listener.h"
+#include "server/rpc/server_metrics.h"
 #include "server/rpc/service.h"
 #include "server/rpc/service_context.h"
 #include "server/status/serving_state.h"
@@ -40,6 +44,8 @@ class ServerImpl final : public Server {
  public:
   ServerImpl(const ServerOptions& options, PathTable paths)
       : config_(options.config),
+        metrics_(paths.has_cuda()),
+        sensors_(options.sensors),
         paths_(std::move(paths)),
         buffers_(std::make_shared<BufferPool>(config_.max_inflight_bytes / 2,
                                               options.device_hooks.pinning)),
@@ -68,6 +74,7 @@ class ServerImpl final : public Server {
     if (!drained_) Stop(std::chrono::milliseconds(0));
     if (context_.device_hooks.present()) context_.device_hooks.on_unhealthy(nullptr);
     metrics_.RemoveLive();
+    canary_.reset();
   }
 
   // Before any call: what the paths can do.
@@ -75,17 +82,24 @@ class ServerImpl final : public Server {
     if (context_.device_hooks.present()) {
       context_.device_hooks.on_unhealthy([this] { NoteUnhealthyDevice(); });
     }
-    if (options.self_test) RunSelfTest();
-    for (PathId path : kAllPaths) metrics_.SetPathAvailable(path, paths_.available(path));
-    for (const auto& device : options.devices) {
-      metrics_.SetDeviceInfo(
-          device.kind() == ::attention::v1::DEVICE_KIND_CUDA ? DeviceKind::kCuda : DeviceKind::kCpu,
-          device.index(), device.name(), device.isa());
+    if (options.self_test) {
+      self_test_ = SelfTestAll(&paths_, CudaIndices(context_.devices));
+      NoteSelfTest(self_test_);
     }
     if (options.measure_rates) {
       MeasureRates(paths_, config_.threads, kRateBudget, &rates_);
+      context_.host_tflops = rates_.BestForwardFlopsPerSecond() * 1e-12;
+      context_.host_copy_gb_per_s = rates_.copy_bytes_per_second() * 1e-9;
     }
-    AddLiveMetrics();
+    for (PathId path : kAllPaths) metrics_.SetPathAvailable(path, paths_.available(path));
+    for (const auto& device : options.devices) {
+      const bool cuda = device.kind() == ::attention::v1::DEVICE_KIND_CUDA;
+      metrics_.SetDeviceInfo(cuda ? DeviceKind::kCuda : DeviceKind::kCpu, device.index(),
+                             device.name(), device.isa(),
+                             (cuda ? device.matrix_tflops() : context_.host_tflops) * 1e12,
+                             (cuda ? device.copy_gb_per_s() : context_.host_copy_gb_per_s) * 1e9);
+    }
+    AddServerMetrics(context_, state_, sensors_, &metrics_);
   }
 
   absl::Status Serve() {
@@ -104,7 +118,8 @@ class ServerImpl final : public Server {
     addresses_ = std::move(listener->addresses);
     housekeeping_ = std::make_unique<Periodic>(kHousekeeping, [this] { KeepHouse(); });
     state_.Attach(grpc_.get());
-    state_.Set(CanServe());
+    UpdateHealth();
+    if (config_.canary_interval.count() > 0) canary_ = std::make_unique<CanaryReport>(context_);
     if (!paths_.any_available()) {
       log::Error("no path is available: health is NOT_SERVING, every call will be refused");
     } else if (!CanServe()) {
@@ -119,9 +134,12 @@ class ServerImpl final : public Server {
   }
 
   bool Drain() override {
-    // Together, in this order: whoever has seen NOT_SERVING is refused from then on.
-    admission_.BeginDrain();
-    state_.Set(false);
+    {
+      // Together, in this order: whoever has seen NOT_SERVING is refused from then on.
+      MutexLock lock(health_mutex_);
+      admission_.BeginDrain();
+      state_.Set(false);
+    }
     const Admission::Stats before = admission_.stats();
     log::Info("draining", {{"in_flight_requests", before.requests},
                            {"in_flight_bytes", before.bytes},
@@ -140,8 +158,11 @@ class ServerImpl final : public Server {
   }
   void Hasten() override { admission_.Hasten(); }
 
+  absl::Status Reload(const Config& config) override;
+
   Metrics& metrics() override { return metrics_; }
   const PathTable& paths() const override { return paths_; }
+  const RecentCalls& recent_calls() const override { return context_.recent; }
   const std::vector<SelfTestResult>& self_test_results() const override { return self_test_; }
 
  private:
@@ -158,18 +179,22 @@ class ServerImpl final : public Server {
                        [](const DeviceStatus& device) { return device.healthy; });
   }
 
-  // Devices do not recover, so health only ever falls: no race with Drain().
+  void UpdateHealth() ATTN_EXCLUDES(health_mutex_) {
+    MutexLock lock(health_mutex_);
+    if (!admission_.draining()) state_.Set(CanServe());
+  }
+
   void NoteUnhealthyDevice() {
     if (CanServe()) return;
     log::Error("no CUDA device is healthy: health is NOT_SERVING");
-    state_.Set(false);
+    UpdateHealth();
   }
 
-  void RunSelfTest() {
-    self_test_ = SelfTestAll(&paths_, CudaIndices(context_.devices));
+  // Logs failures and exports results.
+  void NoteSelfTest(const std::vector<SelfTestResult>& results) {
     for (PathId path : kAllPaths) {
       bool tested = false, passed = true;
-      for (const SelfTestResult& result : self_test_) {
+      for (const SelfTestResult& result : results) {
         if (result.path != path) continue;
         tested = true;
         if (result.status.ok()) continue;
@@ -180,69 +205,10 @@ class ServerImpl final : public Server {
                                                               {"device", result.device},
                                                               {"error", result.status.message()}});
       }
-      if (tested) metrics_.SetSelfTestPassed(path, passed);
+      if (!tested) continue;
+      metrics_.SetSelfTestPassed(path, passed);
+      tested_.insert(path);
     }
-  }
-
-  void AddLiveMetrics() {
-    const auto add = [this](const char* name, const char* help, std::function<double()> read) {
-      metrics_.AddLive(name, help, std::move(read));
-    };
-    add("attn_inflight_requests", "Calls admitted and not yet done.",
-        [this] { return static_cast<double>(admission_.stats().requests); });
-    add("attn_inflight_bytes", "Tensor and scratch bytes that admitted calls may hold.",
-        [this] { return static_cast<double>(admission_.stats().bytes); });
-    add("attn_queued_requests", "Calls waiting for a worker.",
-        [this] { return static_cast<double>(executor_.stats().queued_requests); });
-    add("attn_queued_bytes", "Bytes that waiting calls may hold.",
-        [this] { return static_cast<double>(executor_.stats().queued_bytes); });
-    add("attn_buffer_pool_retained_bytes", "Memory kept for reuse.",
-        [this] { return static_cast<double>(buffers_->stats().retained_bytes); });
-    add("attn_buffer_pool_in_use_bytes", "Memory that calls hold now.",
-        [this] { return static_cast<double>(buffers_->stats().in_use_bytes); });
-    add("attn_process_allocator_in_use_bytes", "Heap memory that the process holds.",
-        [] { return static_cast<double>(ReadAllocatorStats().in_use_bytes); });
-    add("attn_process_allocator_retained_bytes", "Freed heap memory that is kept for reuse.",
-        [] { return static_cast<double>(ReadAllocatorStats().retained_bytes); });
-    AddDeviceMetrics();
-    add("attn_healthy", "1 where health checks answer SERVING.",
-        [this] { return state_.serving() ? 1.0 : 0.0; });
-    add("attn_uptime_seconds", "Time since the server was made.", [this] {
-      return std::chrono::duration<double>(context_.clock->Now() - context_.started).count();
-    });
-  }
-
-  void AddDeviceMetrics() {
-    const auto read = [this](auto value) {
-      return [this, value] {
-        double sum = 0;
-        if (!context_.device_hooks.present()) return sum;
-        for (const DeviceStatus& device : context_.device_hooks.status()) sum += value(device);
-        return sum;
-      };
-    };
-    metrics_.AddLive(
-        "attn_devices", "CUDA devices of this server, by health.",
-        {{{{"health", "healthy"}}, read([](const DeviceStatus& d) { return d.healthy ? 1 : 0; })},
-         {{{"health", "unhealthy"}},
-          read([](const DeviceStatus& d) { return d.healthy ? 0 : 1; })}});
-    const auto add = [this, &read](const char* name, const char* help, auto value) {
-      std::vector<Metrics::LiveSeries> series;
-      for (int index : CudaIndices(context_.devices)) {
-        series.push_back({{{"index", Cat(index)}}, read([index, value](const DeviceStatus& d) {
-                            return d.index == index ? static_cast<double>(value(d)) : 0.0;
-                          })});
-      }
-      if (!series.empty()) metrics_.AddLive(name, help, std::move(series));
-    };
-    add("attn_device_busy_lanes", "Calls under way on the device.",
-        [](const DeviceStatus& d) { return d.busy_lanes; });
-    add("attn_device_memory_in_use_bytes", "Device memory that calls hold now.",
-        [](const DeviceStatus& d) { return d.memory_in_use_bytes; });
-    add("attn_device_memory_retained_bytes", "Device memory kept for reuse.",
-        [](const DeviceStatus& d) { return d.memory_retained_bytes; });
-    add("attn_device_memory_limit_bytes", "Device memory that calls may hold together.",
-        [](const DeviceStatus& d) { return d.memory_limit_bytes; });
   }
 
   // Ends idle streams; gives memory back where no call came for a while.
@@ -267,6 +233,7 @@ class ServerImpl final : public Server {
   // stays up until the end, so that a last scrape is possible.
   void Stop(std::chrono::milliseconds grace) {
     admission_.BeginDrain();
+    if (canary_ != nullptr) canary_->Stop();
     if (grpc_ != nullptr) {
       grpc_->Shutdown(std::chrono::system_clock::now() + grace);
       grpc_->Wait();
@@ -276,6 +243,8 @@ class ServerImpl final : public Server {
 
   const Config config_;
   Metrics metrics_;
+  const std::shared_ptr<const DeviceSensors> sensors_;
+  Mutex health_mutex_;  // health, and what it follows from
   ServingState state_;
   Rates rates_;
   PathTable paths_;
@@ -285,6 +254,8 @@ class ServerImpl final : public Server {
   StreamWatch watch_;
   ServiceContext context_;
   std::vector<SelfTestResult> self_test_;
+  std::set<PathId> tested_;  // Prepare() and Reload() only
+  std::unique_ptr<CanaryReport> canary_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> grpc_;
   std::vector<std::string> addresses_;
@@ -294,6 +265,32 @@ class ServerImpl final : public Server {
   TimePoint last_call_{};
   std::unique_ptr<Periodic> housekeeping_;  // goes before what it uses
 };
+
+absl::Status ServerImpl::Reload(const Config& config) {
+  absl::StatusOr<std::vector<PathId>> enabled = paths_.WouldEnable(config.disable_path);
+  if (!enabled.ok()) return enabled.status();
+  for (PathId path : *enabled) {
+    if (tested_.count(path) > 0) continue;
+    const std::vector<SelfTestResult> results =
+        SelfTestOn(*paths_.backend(path), CudaIndices(context_.devices));
+    for (const SelfTestResult& result : results) {
+      if (result.status.ok()) continue;
+      paths_.Disable(path, Reason::kSelfTestFailed, FailureDetail(result));
+      break;
+    }
+    NoteSelfTest(results);
+  }
+  if (absl::Status s = paths_.SetDisabled(config.disable_path); !s.ok()) return s;
+  for (PathId path : kAllPaths) metrics_.SetPathAvailable(path, paths_.available(path));
+  UpdateHealth();
+  log::Init(config.log_level, config.log_format);
+  log::Info("settings read again", {{"disable-path", absl::StrJoin(config.disable_path, ",")}});
+  for (const std::string& name : DifferentSettings(config_, config)) {
+    if (name == "disable-path" || name == "log-level" || name == "log-format") continue;
+    log::Warn("a setting has changed that needs a restart", {{"name", name}});
+  }
+  return absl::OkStatus();
+}
 
 std::string JsonString(const std::string& text) {
   std::string out = "\"";

@@ -16,6 +16,8 @@
 #include "server/execution/path_table.h"
 #include "server/execution/self_test.h"
 #include "server/metrics/metrics.h"
+#include "server/metrics/sensors.h"
+#include "server/rpc/recent_calls.h"
 
 namespace attn::server {
 
@@ -26,6 +28,7 @@ struct ServerOptions {
   std::vector<Rejection> absent = {};
   std::vector<::attention::v1::DeviceInfo> devices;
   DeviceHooks device_hooks = {};
+  std::shared_ptr<const DeviceSensors> sensors = nullptr;  // null: none
   const Clock* clock = Clock::Real();
   bool self_test = true;      // run SelfTestAll() before serving
   bool measure_rates = true;  // for Plan's predictions
@@ -53,8 +56,15 @@ class Server {
   // Makes a Drain() in progress stop waiting.
   virtual void Hasten() = 0;
 
+  // Applies what may change while serving: disable_path, where a path that comes back and was not
+  // tested yet passes its self-test first, and log_level. Other differences from the settings in
+  // force are named in the log and wait for a restart. Errors: INVALID_ARGUMENT; nothing is changed
+  // then.
+  virtual absl::Status Reload(const Config& config) = 0;
+
   virtual Metrics& metrics() = 0;
   virtual const PathTable& paths() const = 0;
+  virtual const RecentCalls& recent_calls() const = 0;
   virtual const std::vector<SelfTestResult>& self_test_results() const = 0;
 };
 

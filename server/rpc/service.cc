@@ -62,9 +62,13 @@ class AttentionService final : public AttentionBase {
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* rpc, Method method,
                                    const absl::Status& status) {
     context_->metrics->CountRequest(method, status.code());
-    log::Debug(
-        "call",
-        {{"method", Name(method)}, {"code", CodeName(status.code())}, {"error", status.message()}});
+    const std::optional<wire::TraceContext> trace = TraceOf(*rpc);
+    AddTrace(trace, rpc);
+    log::Debug("call", {{"method", Name(method)},
+                        {"code", CodeName(status.code())},
+                        {"trace_id", trace ? trace->trace_id() : std::string()},
+                        {"span_id", trace ? trace->span_id() : std::string()},
+                        {"error", status.message()}});
     grpc::ServerUnaryReactor* reactor = rpc->DefaultReactor();
     reactor->Finish(wire::ToGrpc(status));
     return reactor;
@@ -96,12 +100,13 @@ void FillServerInfo(const ServiceContext& context, v1::GetServerInfoResponse* re
     out.set_matrix_tflops(context.rates->BestForwardFlopsPerSecond() * 1e-12);
     out.set_copy_gb_per_s(context.rates->copy_bytes_per_second() * 1e-9);
   }
-  for (const PathCandidate& candidate : context.paths->candidates()) {
+  const PathTable::Snapshot candidates = context.paths->candidates();
+  for (const PathCandidate& candidate : *candidates) {
     v1::PathInfo& path = *response->add_paths();
     path.set_path(std::string(Name(candidate.path)));
     path.set_path_class(ToProto(ClassOf(candidate.path)));
     path.set_device_kind(ToProto(DeviceOf(candidate.path)));
-    path.set_available(context.paths->available(candidate.path));
+    path.set_available(candidate.backend != nullptr && candidate.standing.empty());
     for (const Rejection& rejection : candidate.standing) {
       ToProto(rejection, /*full=*/true, path.add_rejections());
     }

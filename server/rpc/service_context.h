@@ -19,6 +19,7 @@
 #include "server/execution/rates.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_plan.h"
+#include "server/rpc/recent_calls.h"
 #include "server/rpc/stream_watch.h"
 
 namespace attn::server {
@@ -44,8 +45,11 @@ struct ServiceContext {
   const PathTable* paths = nullptr;
   Rates* rates = nullptr;
   CallPlanCache plans;
+  RecentCalls recent;
   DeviceHooks device_hooks;
-  std::vector<::attention::v1::DeviceInfo> devices;  // rates are filled in when asked for
+  std::vector<::attention::v1::DeviceInfo> devices;  // a CPU's rates are filled in when asked for
+  // The CPU's rates as measured at start-up: its fastest path, and copying. 0: not measured.
+  double host_tflops = 0, host_copy_gb_per_s = 0;
   TimePoint started;
   std::string request_id_prefix;  // differs from process to process
   std::atomic<uint64_t> next_request{1};

@@ -26,6 +26,7 @@ class StreamCall final : public grpc::ServerBidiReactor<ByteBuffer, ByteBuffer>,
         rpc_(rpc),
         call_(context, pass == Pass::kForward ? Method::kForwardStream : Method::kBackwardStream,
               pass, DeadlineOf(*rpc, *context->clock)) {
+    call_.set_trace(TraceOf(*rpc));
     context_->watch->Add(this);
   }
 

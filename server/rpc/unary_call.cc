@@ -1,4 +1,5 @@
 // Forward and Backward: the whole request has arrived when the handler starts.
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +24,9 @@ class UnaryCall {
         request_(const_cast<grpc::ByteBuffer*>(request)),
         response_(response),
         call_(context, pass == Pass::kForward ? Method::kForward : Method::kBackward, pass,
-              DeadlineOf(*rpc, *context->clock)) {}
+              DeadlineOf(*rpc, *context->clock)) {
+    call_.set_trace(TraceOf(*rpc));
+  }
 
   // Finds the parts of the message and admits the call.
   absl::Status Read() {
@@ -137,7 +140,20 @@ TimePoint DeadlineOf(const grpc::CallbackServerContext& rpc, const Clock& clock)
   return clock.Now() + std::chrono::duration_cast<TimePoint::duration>(left);
 }
 
+std::optional<wire::TraceContext> TraceOf(const grpc::CallbackServerContext& rpc) {
+  const auto [first, last] = rpc.client_metadata().equal_range(wire::kTraceparent);
+  if (first == last || std::next(first) != last) return std::nullopt;
+  const auto parent = wire::TraceContext::Parse({first->second.data(), first->second.size()});
+  if (!parent) return std::nullopt;
+  return parent->Child();
+}
+
+void AddTrace(const std::optional<wire::TraceContext>& trace, grpc::CallbackServerContext* rpc) {
+  if (trace) rpc->AddTrailingMetadata(wire::kTraceparent, trace->ToString());
+}
+
 void AddTrailingMetadata(const AttentionCall& call, grpc::CallbackServerContext* rpc) {
+  AddTrace(call.trace(), rpc);
   if (const CallPlan* plan = call.plan(); plan != nullptr) {
     if (!plan->path_name().empty()) {
       rpc->AddTrailingMetadata("attn-path", std::string(plan->path_name()));

@@ -12,10 +12,20 @@ usage: tests/bench/run.sh [--build-dir DIR] [--no-build] NAME [ARGUMENT]...
   rpc-overhead     p50 of a tiny call against a raw callback echo
   rpc-throughput   64 MiB each way against plain sockets, TCP and Unix, unary and streaming
   soak             10,000 random calls with cancels, deadlines and killed clients
+  stalled-server   attn load while the server stands still: latency from the intended send
+  histogram-error  attn load's percentiles against exact ones
+  poisson-fit      attn load's arrivals against the Poisson process
+  generator-ceiling  calls/s of attn load against a server that computes nothing
+  stage-sum        the server's stages against its handler's time, as attn load sees them
+  promql           every expression of every panel, rule and alert, against a real Prometheus
+  induced-fallback flash switched off and on in a live server: share, reason and alert follow
+  scrape-storm     Prometheus scrapes ten times a second under full load
+  metrics-cost     what counting costs a call
 
   --build-dir DIR  build here (default: build-bench; Release)
   --no-build       use what DIR holds
   ATTN_TORCH_PYTHON=PYTHON (environment) is a Python that has PyTorch; no venv is then made
+  ATTN_PYTHON=PYTHON (environment) is a Python that has grpcio, numpy and yaml (default: the system's)
 
 Arguments go to the program behind NAME (its --help lists them).
 USAGE
@@ -83,6 +93,14 @@ pytorch() {
   echo "$venv/bin/python"
 }
 
+# observe_bench FILE ARGUMENT...: a bench in Python over the harness of the end-to-end tests.
+observe_bench() {
+  command -v prometheus >/dev/null || die "prometheus is needed: deploy/packages.sh test"
+  build_targets attnd attn_fake_gpu_server
+  PYTHONDONTWRITEBYTECODE=1 exec "${ATTN_PYTHON:-/usr/bin/python3}" "$root/tests/bench/$1" \
+    --attnd "$build_dir/server/attnd" --fake-gpu-server "$build_dir/tests/fakes/attn_fake_gpu_server" "${@:2}"
+}
+
 bin="$build_dir/tests/bench"
 cmake_options=()
 case "$name" in
@@ -108,6 +126,18 @@ case "$name" in
   soak)
     build_targets attnd attn_soak
     exec "$bin/attn_soak" --attnd "$build_dir/server/attnd" "$@"
+    ;;
+  stalled-server | histogram-error | poisson-fit | generator-ceiling | stage-sum)
+    build_targets attn attnd attn_null_server attn_load_histogram
+    exec python3 "$root/tests/bench/load_bench.py" "$name" --attn "$build_dir/client/cli/attn" \
+      --attnd "$build_dir/server/attnd" --null-server "$bin/attn_null_server" \
+      --histogram "$bin/attn_load_histogram" "$@"
+  promql) observe_bench promql.py "$@" ;;
+  induced-fallback) observe_bench induced_fallback.py "$@" ;;
+  scrape-storm) observe_bench scrape_storm.py "$@" ;;
+  metrics-cost)
+    build_targets attn_metrics_cost
+    exec "$bin/attn_metrics_cost" "$@"
     ;;
   *) die "unknown name '$name' (see --help)" ;;
 esac

@@ -9,10 +9,11 @@ import numpy as np
 from harness import contract
 from harness.cases import simple_case
 from harness.contract import pb
-from harness.server import INFLIGHT_GAUGES, SLOWNESS, Attnd, wait_idle, wait_until
+from harness.server import INFLIGHT_GAUGES, SLOWNESS, Attnd, has_gpu, wait_idle, wait_until
 
 T = contract.TIMEOUT_S
 PATHS = ("flash_sm90", "flash_sm80", "standard_cuda", "flash_cpu", "standard_cpu")
+HEAD_DIMS = ("1-32", "33-64", "65-128", "129-256", "257-512")
 REASONS = [name[len("REASON_"):] for name, value in pb.Reason.items() if value]
 
 
@@ -31,8 +32,11 @@ class MetricsTest(unittest.TestCase):
                     1, (path, reason))
             for which in ("forward", "backward"):
                 for dtype in ("fp32", "fp16", "bf16"):
-                    self.assertEqual(len(m.select("attn_executions_total", path=path, dtype=dtype,
-                                                  **{"pass": which})), 1)
+                    flash = "true" if path.startswith("flash") else "false"
+                    for head_dim in HEAD_DIMS:
+                        self.assertEqual(
+                            len(m.select("attn_executions_total", path=path, dtype=dtype,
+                                         head_dim=head_dim, flash=flash, **{"pass": which})), 1)
         for name in ("attn_rejections_total", "attn_executions_total", "attn_requests_total",
                      "attn_errors_total", "attn_bytes_total", "attn_flops_total"):
             self.assertIn(name, m.names())
@@ -141,6 +145,32 @@ class MetricsTest(unittest.TestCase):
                                    delta=0.02 * seconds + 1e-4)
             self.assertEqual(m.total("attn_stage_seconds_count", stage=stage), 5)
         wait_idle(self.server)
+
+    def test_flash_share_is_there_by_count_and_by_flops(self):
+        calls = [simple_case(self.rng, head_dim=d, policy=pb.PathPolicy(mode=mode))
+                 for d, mode in ((16, pb.PATH_POLICY_AUTO), (16, pb.PATH_POLICY_FORCE_STANDARD),
+                                 (264, pb.PATH_POLICY_AUTO))]
+        reports = [self.stub.Forward(c.forward_request(), timeout=T).report for c in calls]
+        self.assertEqual([r.path for r in reports], ["flash_cpu", "standard_cpu", "standard_cpu"])
+        m = self.server.metrics()
+        for labels, some in (({"flash": "true", "head_dim": "1-32"}, reports[:1]),
+                             ({"flash": "false", "head_dim": "1-32"}, reports[1:2]),
+                             ({"flash": "false", "head_dim": "257-512"}, reports[2:])):
+            self.assertEqual(m.total("attn_executions_total", **labels), len(some), labels)
+            self.assertEqual(m.total("attn_flops_total", **labels), sum(r.flops for r in some))
+        self.assertEqual(m.total("attn_fallbacks_total", reason="POLICY"), 1)
+        self.assertEqual(m.total("attn_fallbacks_total", reason="HEAD_DIM_UNSUPPORTED"), 1)
+        self.assertEqual(m.total("attn_fallbacks_total"), 2)
+        self.assertEqual(m.total("attn_device_flops_total", kind="cpu"),
+                         sum(r.flops for r in reports))
+        self.assertEqual(m.total("attn_batch_requests_count"), 3)
+        self.assertGreater(m.total("attn_roofline_seconds_total"), 0)
+
+    @unittest.skipIf(has_gpu(), "there is a GPU")
+    def test_sensors_are_absent_without_a_gpu(self):
+        names = self.server.metrics().names()
+        for what in ("power_watts", "temperature_celsius", "sm_clock_hertz", "throttled"):
+            self.assertNotIn(f"attn_device_{what}", names)
 
     def test_errors_by_code(self):
         case = simple_case(self.rng)

@@ -295,7 +295,9 @@ TEST(FlagsTest, ConnectionOptions) {
 TEST(FlagsTest, ServerFromTheEnvironment) {
   setenv("ATTN_SERVER", "far:1", 1);
   EXPECT_EQ(MustParse({"status"}).connection.channel.target, "far:1");
-  EXPECT_EQ(MustParse({"status", "--server", "near:2"}).connection.channel.target, "near:2");
+  for (const char* command : {"forward", "backward", "plan", "status", "load"}) {
+    EXPECT_EQ(MustParse({command, "--server", "near:2"}).connection.channel.target, "near:2");
+  }
   unsetenv("ATTN_SERVER");
 }
 

@@ -46,6 +46,19 @@ FakeMethod Refuse(grpc::StatusCode code, const std::string& message,
           /*answer_after=*/1};
 }
 
+TEST(ClientCallTest, MalformedTraceparentIsRefusedHere) {
+  FakeServer server;
+  ServeForward(server);
+  const auto client = Connect(server);
+  CallOptions options;
+  options.traceparent = "00-1234-5678-01";
+  const auto result = client->Forward(MakeForward(77), options);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("00-1234-5678-01"));
+  EXPECT_EQ(client->Plan({}, options).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(server.Calls("Forward"), 0);
+}
+
 TEST(ClientCallTest, Unary) {
   FakeServer server;
   ServeForward(server);

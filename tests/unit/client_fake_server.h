@@ -75,6 +75,11 @@ class FakeServer {
     MutexLock lock(service_.mutex);
     return service_.calls[Path(name)];
   }
+  // What the last call of the method sent as metadata `key`; "": nothing.
+  std::string LastMetadata(const std::string& name, const std::string& key) {
+    MutexLock lock(service_.mutex);
+    return service_.metadata[Path(name)][key];
+  }
   // Waits until `count` messages of all calls of the method together have been read.
   void AwaitMessages(const std::string& name, int count) {
     MutexLock lock(service_.mutex);
@@ -96,6 +101,7 @@ class FakeServer {
     CondVar changed;
     std::map<std::string, FakeMethod> methods ATTN_GUARDED_BY(mutex);
     std::map<std::string, int> calls ATTN_GUARDED_BY(mutex);
+    std::map<std::string, std::map<std::string, std::string>> metadata ATTN_GUARDED_BY(mutex);
     std::map<std::string, int> messages ATTN_GUARDED_BY(mutex);
     std::map<std::string, int> cancelled ATTN_GUARDED_BY(mutex);
 
@@ -218,6 +224,11 @@ inline grpc::ServerGenericBidiReactor* FakeServer::Service::CreateReactor(
   {
     MutexLock lock(mutex);
     attempt = ++calls[context->method()];
+    auto& sent = metadata[context->method()];
+    sent.clear();
+    for (const auto& [key, value] : context->client_metadata()) {
+      sent[std::string(key.data(), key.size())] = std::string(value.data(), value.size());
+    }
     if (const auto it = methods.find(context->method()); it != methods.end()) {
       method = it->second;
     } else {

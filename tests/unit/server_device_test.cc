@@ -156,8 +156,14 @@ TEST_F(ServerDeviceTest, TheReportTellsWhatTheDeviceDid) {
   EXPECT_NEAR(report.fraction_of_roofline(), 20.0 / 4'000, 1e-9);
   EXPECT_NEAR(report.achieved_tflops(), 0.5, 1e-9);
   const std::string text = Scrape();
-  EXPECT_THAT(text, HasSubstr("attn_bytes_total{level=\"host_to_device\"} 500"));
-  EXPECT_THAT(text, HasSubstr("attn_bytes_total{level=\"device_to_host\"} 600"));
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "attn_bytes_total{level=\"host_to_device\",pass=\"forward\",path=\"flash_sm80\"} 500"));
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "attn_bytes_total{level=\"device_to_host\",pass=\"forward\",path=\"flash_sm80\"} 600"));
   EXPECT_THAT(text,
               HasSubstr("attn_stage_seconds_count{pass=\"forward\",stage=\"device_to_host\"} 1"));
 }

@@ -329,7 +329,8 @@ std::vector<std::unique_ptr<Backend>> Backends(std::initializer_list<PathId> pat
 }
 
 bool Standing(const PathTable& table, PathId path, Reason reason) {
-  for (const PathCandidate& candidate : table.candidates()) {
+  const PathTable::Snapshot candidates = table.candidates();
+  for (const PathCandidate& candidate : *candidates) {
     for (const Rejection& r : candidate.standing) {
       if (candidate.path == path && r.reason == reason) return true;
     }
@@ -341,7 +342,7 @@ TEST(PathTableTest, MissingAndDisabledPathsHaveStandingReasons) {
   auto table = PathTable::Create(Backends({PathId::kFlashCpu, PathId::kStandardCpu}),
                                  {"standard_cpu"}, false);
   ASSERT_TRUE(table.ok());
-  ASSERT_EQ(table->candidates().size(), kAllPaths.size());
+  ASSERT_EQ(table->candidates()->size(), kAllPaths.size());
   EXPECT_TRUE(Standing(*table, PathId::kFlashSm90, Reason::kNotBuilt));
   EXPECT_TRUE(Standing(*table, PathId::kStandardCpu, Reason::kDisabledByConfig));
   EXPECT_TRUE(table->available(PathId::kFlashCpu));
@@ -367,6 +368,27 @@ TEST(PathTableTest, CpuPathsNeedConsentBesideCuda) {
   EXPECT_TRUE(Standing(*without, PathId::kFlashCpu, Reason::kCpuFallbackDisabled));
   auto with = PathTable::Create(Backends(paths), {}, true);
   EXPECT_TRUE(with->available(PathId::kFlashCpu));
+}
+
+TEST(PathTableTest, DisabledPathsChangeWhileServing) {
+  auto table = PathTable::Create(Backends({PathId::kFlashCpu, PathId::kStandardCpu}),
+                                 {"standard_cpu"}, false);
+  ASSERT_TRUE(table.ok());
+  const uint64_t version = table->version();
+  const PathTable::Snapshot before = table->candidates();
+  EXPECT_THAT(*table->WouldEnable({"flash_cpu"}), testing::ElementsAre(PathId::kStandardCpu));
+  ASSERT_TRUE(table->SetDisabled({"flash_cpu"}).ok());
+  EXPECT_GT(table->version(), version);
+  EXPECT_FALSE(table->available(PathId::kFlashCpu));
+  EXPECT_TRUE(table->available(PathId::kStandardCpu));
+  EXPECT_TRUE((*before)[3].standing.empty());  // who holds the old candidates goes on with them
+  EXPECT_EQ(table->SetDisabled({"flash_gpu"}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(table->available(PathId::kFlashCpu));
+  // What stands for another reason does not come back.
+  table->Disable(PathId::kStandardCpu, Reason::kSelfTestFailed, "");
+  ASSERT_TRUE(table->SetDisabled({}).ok());
+  EXPECT_TRUE(table->available(PathId::kFlashCpu));
+  EXPECT_FALSE(table->available(PathId::kStandardCpu));
 }
 
 TEST(PathTableTest, UnknownNameListsThePaths) {

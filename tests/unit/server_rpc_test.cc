@@ -291,6 +291,16 @@ TEST_F(ServerTest, RequireFlashIsRefusedWithEveryReason) {
   ASSERT_TRUE(Forward(request, &response).ok());
   EXPECT_EQ(response.report().path(), "standard_cpu");
   EXPECT_EQ(response.report().rejections(3).reason(), v1::REASON_HEAD_DIM_UNSUPPORTED);
+  // Both are among the recent calls, the refused one without a report.
+  const auto recent = server_->recent_calls().Snapshot();
+  ASSERT_EQ(recent.size(), 2u);
+  EXPECT_EQ(recent[0]->report.SerializeAsString(), response.report().SerializeAsString());
+  EXPECT_EQ(recent[0]->shape.head_dim, 264);
+  EXPECT_EQ(recent[0]->shape.seqlen_q, 4);
+  EXPECT_EQ(recent[1]->code, absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(recent[1]->error, HasSubstr("head_dim 264 > 256"));
+  EXPECT_THAT(recent[1]->rejections, HasSubstr("flash_cpu:HEAD_DIM_UNSUPPORTED"));
+  EXPECT_EQ(recent[1]->report.path(), "");
 }
 
 TEST_F(ServerTest, OversizeReplyIsRefusedBeforeItRuns) {

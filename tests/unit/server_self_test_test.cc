@@ -99,7 +99,8 @@ TEST_F(SelfTestTest, AnyFaultDisablesThePathAlone) {
     SelfTestAll(&table);
     EXPECT_FALSE(table.available(PathId::kFlashCpu)) << static_cast<int>(fault);
     EXPECT_TRUE(table.available(PathId::kStandardCpu));
-    for (const PathCandidate& candidate : table.candidates()) {
+    const PathTable::Snapshot candidates = table.candidates();
+    for (const PathCandidate& candidate : *candidates) {
       if (candidate.path != PathId::kFlashCpu) continue;
       ASSERT_EQ(candidate.standing.size(), 1u);
       EXPECT_EQ(candidate.standing[0].reason, Reason::kSelfTestFailed);

@@ -22,6 +22,12 @@ bool ReadProperties(int index, DeviceProperties* device) {
   }
   device->index = index;
   device->name = properties.name;
+  char pci_bus_id[32] = {};
+  if (cudaDeviceGetPCIBusId(pci_bus_id, sizeof(pci_bus_id), index) == cudaSuccess) {
+    device->pci_bus_id = pci_bus_id;
+  } else {
+    cudaGetLastError();
+  }
   device->major = properties.major;
   device->minor = properties.minor;
   device->multiprocessors = properties.multiProcessorCount;

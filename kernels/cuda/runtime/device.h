@@ -16,6 +16,7 @@ namespace attn::cuda {
 struct DeviceProperties {
   int index = 0;             // as the CUDA runtime counts
   std::string name;          // "NVIDIA H200"
+  std::string pci_bus_id;    // "0000:3B:00.0"; empty: not known
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int64_t memory_bytes = 0;

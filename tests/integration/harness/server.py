@@ -40,12 +40,12 @@ class Attnd:
     """attnd on 127.0.0.1:0 with `flags`; a context manager that stops it and checks that it left
     in good order (exit status 0, nothing from a sanitizer)."""
 
-    def __init__(self, *flags, listen="127.0.0.1:0", env=None, expect_clean=True):
+    def __init__(self, *flags, listen="127.0.0.1:0", env=None, expect_clean=True, program=None):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="attnd_test_"))
         self.ports_file = self.directory / "ports"
         self.log_path = self.directory / "log"
         self.expect_clean = expect_clean
-        self.command = [ATTND, f"--listen={listen}", "--metrics-listen=127.0.0.1:0",
+        self.command = [program or ATTND, f"--listen={listen}", "--metrics-listen=127.0.0.1:0",
                         f"--ports-file={self.ports_file}", *flags]
         self.env = {**os.environ, **(env or {})}
         self.process = None
