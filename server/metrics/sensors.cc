@@ -18,6 +18,7 @@ void AddSensorMetrics(std::shared_ptr<const DeviceSensors> sensors,
   if (sensors == nullptr || devices.empty()) return;
   const auto add = [&](const char* name, const char* help, Sensor sensor) {
     std::vector<Metrics::LiveSeries> series;
+    series.reserve(devices.size());
     for (const SensedDevice& device : devices) {
       series.push_back({{{"index", Cat(device.index)}}, [sensors, device, sensor] {
                           return sensors->Read(device.pci_bus_id, sensor);

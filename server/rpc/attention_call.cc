@@ -289,7 +289,7 @@ void AttentionCall::Remember(const absl::Status& status, std::chrono::nanosecond
     record.rejections = plan_->rejections;
   }
   record.handler = handler;
-  if (status.ok() && report_ != nullptr) record.report = *report_;
+  if (status.ok() && report_ != nullptr) record.report = report_->SerializeAsString();
   context_->recent.Add(std::move(record));
 }
 

@@ -1,5 +1,6 @@
 #include "server/rpc/recent_calls.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace attn::server {
@@ -17,23 +18,25 @@ CallShape ShapeOf(const AttentionProblem& problem) {
           .causal = problem.window_right == 0};
 }
 
-void RecentCalls::Add(CallRecord record) {
-  if (record.error.size() > kMaxErrorBytes) record.error.resize(kMaxErrorBytes);
-  std::shared_ptr<const CallRecord> entry = std::make_shared<CallRecord>(std::move(record));
-  MutexLock lock(mutex_);
-  ring_[next_].swap(entry);  // the record that leaves goes after the lock
-  next_ = (next_ + 1) % kCapacity;
+::attention::v1::ExecutionReport CallRecord::ParseReport() const {
+  ::attention::v1::ExecutionReport parsed;
+  parsed.ParseFromString(report);  // our own bytes
+  return parsed;
 }
 
-std::vector<std::shared_ptr<const CallRecord>> RecentCalls::Snapshot() const {
-  std::vector<std::shared_ptr<const CallRecord>> all;
+void RecentCalls::Add(CallRecord record) {
+  if (record.error.size() > kMaxErrorBytes) record.error.resize(kMaxErrorBytes);
+  MutexLock lock(mutex_);
+  std::swap(ring_[next_], record);  // the one that leaves is freed after the lock
+  next_ = (next_ + 1) % kCapacity;
+  size_ = std::min(size_ + 1, kCapacity);
+}
+
+std::vector<CallRecord> RecentCalls::Snapshot() const {
+  std::vector<CallRecord> all;
   all.reserve(kCapacity);
   MutexLock lock(mutex_);
-  for (size_t i = 1; i <= kCapacity; ++i) {
-    const auto& record = ring_[(next_ + kCapacity - i) % kCapacity];
-    if (record == nullptr) break;
-    all.push_back(record);
-  }
+  for (size_t i = 1; i <= size_; ++i) all.push_back(ring_[(next_ + kCapacity - i) % kCapacity]);
   return all;
 }
 

@@ -5,7 +5,6 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,7 +35,9 @@ struct CallRecord {
   CallShape shape;
   std::string rejections;  // "flash_sm90:NO_CUDA_DEVICE,…"; also of calls that were refused
   std::chrono::nanoseconds handler{0};
-  ::attention::v1::ExecutionReport report;  // of calls that were answered; empty otherwise
+  std::string report;  // serialized; empty: the call was not answered. A copy of the message would
+                       // cost each call a dozen allocations
+  ::attention::v1::ExecutionReport ParseReport() const;
 };
 
 // Bounded: the last kCapacity. Thread-safe.
@@ -49,12 +50,13 @@ class RecentCalls {
   void Add(CallRecord record) ATTN_EXCLUDES(mutex_);
 
   // Newest first.
-  std::vector<std::shared_ptr<const CallRecord>> Snapshot() const ATTN_EXCLUDES(mutex_);
+  std::vector<CallRecord> Snapshot() const ATTN_EXCLUDES(mutex_);
 
  private:
   mutable Mutex mutex_;
-  std::array<std::shared_ptr<const CallRecord>, kCapacity> ring_ ATTN_GUARDED_BY(mutex_);
+  std::array<CallRecord, kCapacity> ring_ ATTN_GUARDED_BY(mutex_);
   size_t next_ ATTN_GUARDED_BY(mutex_) = 0;
+  size_t size_ ATTN_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace attn::server

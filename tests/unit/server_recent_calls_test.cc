@@ -22,12 +22,12 @@ TEST(RecentCallsTest, NewestFirstAndBounded) {
   const int n = static_cast<int>(RecentCalls::kCapacity) + 10;
   for (int i = 0; i < n; ++i) {
     recent.Add(Record(i));
-    EXPECT_EQ(recent.Snapshot().front()->request_id, std::to_string(i));
+    EXPECT_EQ(recent.Snapshot().front().request_id, std::to_string(i));
   }
   const auto all = recent.Snapshot();
   ASSERT_EQ(all.size(), RecentCalls::kCapacity);
   for (size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(all[i]->request_id, std::to_string(n - 1 - static_cast<int>(i)));
+    EXPECT_EQ(all[i].request_id, std::to_string(n - 1 - static_cast<int>(i)));
   }
 }
 
@@ -36,7 +36,7 @@ TEST(RecentCallsTest, LongErrorsAreCut) {
   CallRecord record = Record(1);
   record.error = std::string(100'000, 'x');
   recent.Add(std::move(record));
-  EXPECT_EQ(recent.Snapshot().front()->error.size(), RecentCalls::kMaxErrorBytes);
+  EXPECT_EQ(recent.Snapshot().front().error.size(), RecentCalls::kMaxErrorBytes);
 }
 
 TEST(RecentCallsTest, ReadersKeepWhatTheyHold) {
@@ -50,10 +50,10 @@ TEST(RecentCallsTest, ReadersKeepWhatTheyHold) {
     });
   }
   for (int i = 0; i < 200; ++i) {
-    for (const auto& record : recent.Snapshot()) ASSERT_FALSE(record->request_id.empty());
+    for (const auto& record : recent.Snapshot()) ASSERT_FALSE(record.request_id.empty());
   }
   for (std::thread& writer : writers) writer.join();
-  EXPECT_EQ(held.front()->request_id, "-1");
+  EXPECT_EQ(held.front().request_id, "-1");
 }
 
 }  // namespace

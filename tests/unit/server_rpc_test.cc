@@ -294,13 +294,13 @@ TEST_F(ServerTest, RequireFlashIsRefusedWithEveryReason) {
   // Both are among the recent calls, the refused one without a report.
   const auto recent = server_->recent_calls().Snapshot();
   ASSERT_EQ(recent.size(), 2u);
-  EXPECT_EQ(recent[0]->report.SerializeAsString(), response.report().SerializeAsString());
-  EXPECT_EQ(recent[0]->shape.head_dim, 264);
-  EXPECT_EQ(recent[0]->shape.seqlen_q, 4);
-  EXPECT_EQ(recent[1]->code, absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(recent[1]->error, HasSubstr("head_dim 264 > 256"));
-  EXPECT_THAT(recent[1]->rejections, HasSubstr("flash_cpu:HEAD_DIM_UNSUPPORTED"));
-  EXPECT_EQ(recent[1]->report.path(), "");
+  EXPECT_EQ(recent[0].ParseReport().SerializeAsString(), response.report().SerializeAsString());
+  EXPECT_EQ(recent[0].shape.head_dim, 264);
+  EXPECT_EQ(recent[0].shape.seqlen_q, 4);
+  EXPECT_EQ(recent[1].code, absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(recent[1].error, HasSubstr("head_dim 264 > 256"));
+  EXPECT_THAT(recent[1].rejections, HasSubstr("flash_cpu:HEAD_DIM_UNSUPPORTED"));
+  EXPECT_EQ(recent[1].report, "");
 }
 
 TEST_F(ServerTest, OversizeReplyIsRefusedBeforeItRuns) {
