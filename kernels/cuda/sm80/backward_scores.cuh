@@ -64,7 +64,7 @@ __device__ __forceinline__ void Probabilities(const BackwardParams& p, const Bac
                                               ScoreTile<Traits>& s) {
 #pragma unroll
   for (int j = 0; j < Traits::kSQueries; ++j) {
-    const float2 l = __ldg(reinterpret_cast<const float2*>(lse2 + j * 8));
+    const float2 l = *reinterpret_cast<const float2*>(lse2 + j * 8);
 #pragma unroll
     for (int i = 0; i < Traits::kSKeys; ++i) {
 #pragma unroll
@@ -146,9 +146,7 @@ __device__ __forceinline__ void ApplyOptions(const BackwardParams& p, const Back
                                              const float* delta, ScoreTile<Traits>& s,
                                              ScoreTile<Traits>& dp) {
   const HeadOptions options = OptionsOf(p.score, at.s, at.b, step.h, p.num_heads);
-  const auto row_value = [](const float* values, int j, int e) {
-    return __ldg(values + j * 8 + (e & 1));
-  };
+  const auto row_value = [](const float* values, int j, int e) { return values[j * 8 + (e & 1)]; };
   const auto each = [](const auto& body) {
 #pragma unroll
     for (int j = 0; j < Traits::kSQueries; ++j) {
@@ -204,7 +202,7 @@ __device__ __forceinline__ void ScoreGradients(const float* delta, const ScoreTi
                                                ScoreTile<Traits>& dp) {
 #pragma unroll
   for (int j = 0; j < Traits::kSQueries; ++j) {
-    const float2 d = __ldg(reinterpret_cast<const float2*>(delta + j * 8));
+    const float2 d = *reinterpret_cast<const float2*>(delta + j * 8);
 #pragma unroll
     for (int i = 0; i < Traits::kSKeys; ++i) {
 #pragma unroll

@@ -27,10 +27,12 @@ struct BackwardTraits : Tile_ {
   static constexpr int kDqWarpsD = Tile_::kWarps / Tile_::kDqWarpsM;
   static constexpr int kDqQueries = Tile_::kBlockM / Tile_::kDqWarpsM / 16;
   static constexpr int kDqDims = Tile_::kHeadDim / kDqWarpsD / 8;
-  static constexpr int kSharedBytes =
+  static constexpr int kTileBytes =
       ((Tile_::kBlockN + Tile_::kStages * Tile_::kBlockM) * (Tile_::kHeadDim + Tile_::kHeadDimV) +
        2 * Tile_::kBlockN * Tile_::kBlockM) *
       2;
+  static constexpr int kRowBytes = 2 * Tile_::kBlockM * 4;  // lse2 and delta of a step
+  static constexpr int kSharedBytes = kTileBytes + Tile_::kStages * kRowBytes;
   static constexpr uint32_t kSquares =
       (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
   static_assert(kSQueries % 2 == 0 && kDkDims % 2 == 0 && kDvDims % 2 == 0 && kDqDims % 2 == 0);
@@ -43,6 +45,7 @@ struct BackwardPlace {
   int b, kv_head, group, n0, warp, lane;
   int m_begin, m_count;  // query tiles that see a key of this tile
   uint32_t k_tile, v_tile, q_tiles, dout_tiles, p_tile, ds_tile;  // shared memory
+  uint32_t rows;  // [stage][lse2 or delta][query], FP32
 };
 
 // A step: one query tile of one head.

@@ -39,6 +39,7 @@ struct DecodePlace {
   int warp, lane;
   uint32_t q_lane, k_lane, v_lane;  // this lane's ldmatrix rows; of K and V in stage 0
   uint32_t stages;                  // this warp's buffers
+  uint64_t policy;                  // of K and V in L2
   const char *k, *v;                // row 0 of the kv head
 };
 
@@ -83,7 +84,7 @@ __device__ __forceinline__ void FetchKeys(const ForwardParams& p, const DecodePl
     const int at_chunk = (n * 32 + at.lane) % Traits::kQkChunks;
     const bool valid = first + at_row < at.s.len_k && at_chunk < p.head_dim / 8;
     ptx::CopyAsync16(k_tile + TileOffset<Traits::kQkChunks>(at_row, at_chunk),
-                     at.k + (first + at_row) * k_bytes + at_chunk * 16, valid);
+                     at.k + (first + at_row) * k_bytes + at_chunk * 16, valid, at.policy);
   }
 #pragma unroll
   for (int n = 0; n < kKeys * Traits::kVChunks / 32; ++n) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void FetchKeys(const ForwardParams& p, const DecodePl
     const int at_chunk = (n * 32 + at.lane) % Traits::kVChunks;
     const bool valid = first + at_row < at.s.len_k && at_chunk < p.head_dim_v / 8;
     ptx::CopyAsync16(v_tile + TileOffset<Traits::kVChunks>(at_row, at_chunk),
-                     at.v + (first + at_row) * v_bytes + at_chunk * 16, valid);
+                     at.v + (first + at_row) * v_bytes + at_chunk * 16, valid, at.policy);
   }
 }
 
@@ -164,8 +165,8 @@ __device__ __forceinline__ void DecodeChunk(const ForwardParams& p, const Decode
         fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)), state.max[half]);
-    const float base = top == -CUDART_INF_F ? 0.0f : top * scale_log2;
-    correction[half] = ptx::Exp2(state.max[half] * scale_log2 - base);
+    const float from = top == -CUDART_INF_F ? 0.0f : top;
+    correction[half] = ptx::Exp2((state.max[half] - from) * scale_log2);
     state.max[half] = top;
     float sum = 0.0f;
 #pragma unroll
@@ -173,7 +174,7 @@ __device__ __forceinline__ void DecodeChunk(const ForwardParams& p, const Decode
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[n][2 * half + e];
-        x = ptx::Exp2(fmaf(x, scale_log2, -base));
+        x = ptx::Exp2((x - from) * scale_log2);
         sum += x;
       }
     }
@@ -309,6 +310,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   at.v = reinterpret_cast<const char*>(static_cast<const T*>(p.v) + at.s.batch * p.v_strides.batch +
                                        at.kv_head * p.v_strides.head +
                                        at.s.k_token * p.v_strides.token);
+  // Keys that one row tile alone reads must not push out what others have in L2.
+  at.policy = p.tiles == 1 ? ptx::EvictFirst() : ptx::EvictNormal();
   const uint32_t q_tile = ptx::SharedAddress(shared);
   at.stages = q_tile + Traits::kQueryBytes + at.warp * kStages * Traits::kStageBytes;
   const int lane = at.lane;

@@ -138,6 +138,27 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Forward
   }
 }
 
+// Largest magnitude of a log2 score at which fma(s, scale, -base), base = top * scale rounded,
+// leaves the largest score within 2^-19 of 0.
+inline constexpr float kExactBase = 64.0f;
+
+// Row `half` of row tile m: what to subtract in the exponent, `base`; but where its rounding would
+// show (it stands in the sum, not in the probabilities, which are rounded to 16 bits) s -= top, and
+// 0. Rare, so a branch of its own.
+template <class Traits>
+__device__ __forceinline__ float LargestToZero(
+    int m, int half, float top, float base, float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  const bool far = fabsf(base) > kExactBase;
+  if (!__any_sync(~0u, far)) return base;
+  if (!far) top = 0.0f;
+#pragma unroll
+  for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+    s[m][n][2 * half] -= top;
+    s[m][n][2 * half + 1] -= top;
+  }
+  return far ? 0.0f : base;
+}
+
 // s := probabilities relative to the running maximum; o and sum are rescaled to it. Masked rows may
 // have no key yet.
 template <class Traits, bool kMasked>
@@ -154,14 +175,15 @@ __device__ __forceinline__ void OnlineSoftmax(
         top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float base = kMasked && top == -CUDART_INF_F ? 0.0f : top * scale_log2;
-      const float correction = ptx::Exp2(state.max[m][half] * scale_log2 - base);
+      const float from = kMasked && top == -CUDART_INF_F ? 0.0f : top;
+      const float correction = ptx::Exp2((state.max[m][half] - from) * scale_log2);
       state.max[m][half] = top;
 #pragma unroll
       for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
         state.o[m][n][2 * half] *= correction;
         state.o[m][n][2 * half + 1] *= correction;
       }
+      const float base = LargestToZero<Traits>(m, half, from, from * scale_log2, s);
       float sum = 0.0f;
 #pragma unroll
       for (int n = 0; n < Traits::kBlockN / 8; ++n) {
@@ -304,22 +326,54 @@ __device__ __forceinline__ float FinishRow(float max2, float sum, float sink, fl
   return lse2 * kLn2;
 }
 
-// Row `row` of out, this lane's columns.
-template <class Traits, bool kFp32>
-__device__ __forceinline__ void WriteRow(void* row, int head_dim_v, int lane, int half,
-                                         bool has_keys, float factor,
-                                         const float (&o)[Traits::kHeadDimV / 8][4]) {
+// Row `row` of an FP32 result, this lane's columns: whole sectors.
+template <class Traits>
+__device__ __forceinline__ void WriteRow(float* row, int head_dim_v, int lane, int half,
+                                         float factor, const float (&o)[Traits::kHeadDimV / 8][4]) {
 #pragma unroll
   for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
     const int c = n * 8 + (lane & 3) * 2;
     if (c >= head_dim_v) continue;
-    const float x = has_keys ? o[n][2 * half] * factor : 0.0f;
-    const float y = has_keys ? o[n][2 * half + 1] * factor : 0.0f;
-    if constexpr (kFp32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(row) + c) = make_float2(x, y);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<typename Traits::T*>(row) + c) =
-          ptx::Element<typename Traits::T>::Pack(x, y);
+    *reinterpret_cast<float2*>(row + c) =
+        make_float2(o[n][2 * half] * factor, o[n][2 * half + 1] * factor);
+  }
+}
+
+// A warp's rows of a 16-bit out: through its rows of the query tile, which it alone has read, so
+// that global memory is written 16 bytes at a time. `factors` are 0 in rows without keys.
+template <class Traits>
+__device__ __forceinline__ void WriteWarpRows(const ForwardParams& p, const ForwardPlace& at,
+                                              const float (&factors)[Traits::kRowTiles][2],
+                                              const ForwardState<Traits>& state) {
+  using T = typename Traits::T;
+  constexpr int kChunks = Traits::kVChunks, kRows = Traits::kRowTiles * 16;
+  static_assert(Traits::kHeadDimV <= Traits::kHeadDim);
+  const uint32_t tile = at.q_tile + at.warp * kRows * Traits::kQkChunks * 16;
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) {
+        ptx::StoreShared(
+            tile + TileOffset<kChunks>(m * 16 + half * 8 + at.lane / 4, n) + (at.lane & 3) * 4,
+            ptx::Element<T>::Pack(state.o[m][n][2 * half] * factors[m][half],
+                                  state.o[m][n][2 * half + 1] * factors[m][half]));
+      }
+    }
+  }
+  __syncwarp();
+  const int first = at.q0 + at.warp * kRows;
+  const int64_t out0 = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
+                       (at.s.q_token + first) * p.out_strides.token;
+#pragma unroll 4
+  for (int n = at.lane; n < kRows * kChunks; n += 32) {
+    const int row = n / kChunks, chunk = n % kChunks;
+    if (first + row < at.s.rows_q && chunk * 8 < p.head_dim_v) {
+      *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + out0 + row * p.out_strides.token +
+                                chunk * 8) =
+          ptx::LoadShared16(tile + TileOffset<kChunks>(row, chunk));
     }
   }
 }
@@ -327,12 +381,12 @@ __device__ __forceinline__ void WriteRow(void* row, int head_dim_v, int lane, in
 template <class Traits>
 __device__ __forceinline__ void WriteRows(const ForwardParams& p, const ForwardPlace& at,
                                           ForwardState<Traits>& state) {
-  using T = typename Traits::T;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
   const bool partial = p.splits > 1;  // the sink is the merge's
   const float sink =
       p.score.sinks != nullptr && !partial ? __ldg(p.score.sinks + at.h) : -CUDART_INF_F;
   const int64_t lse_row0 = at.s.lse + at.h * p.lse_head;
+  float factors[Traits::kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; ++m) {
 #pragma unroll
@@ -341,31 +395,30 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const ForwardP
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int i = RowOf<Traits>(at, m, half);
-      if (i >= at.s.rows_q) continue;
       const bool valid = i < at.s.len_q, has_keys = valid && sum > 0.0f;
-      float lse = valid ? sink : -CUDART_INF_F, factor = 0.0f;  // without keys exactly the sink
+      float lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
+      factors[m][half] = 0.0f;                   // and o is 0 there
       if (has_keys) {
-        lse = FinishRow(state.max[m][half] * scale_log2, sum, sink, &factor);
+        lse = FinishRow(state.max[m][half] * scale_log2, sum, sink, &factors[m][half]);
       }
+      if (i >= at.s.rows_q) continue;
       if (partial) {
         const int64_t row = at.split * p.partial_rows + lse_row0 + i;
-        WriteRow<Traits, true>(p.partial_out + row * p.head_dim_v, p.head_dim_v, at.lane, half,
-                               has_keys, factor, state.o[m]);
+        WriteRow<Traits>(p.partial_out + row * p.head_dim_v, p.head_dim_v, at.lane, half,
+                         factors[m][half], state.o[m]);
         if ((at.lane & 3) == 0) p.partial_lse[row] = valid ? lse : CUDART_INF_F;
         continue;
       }
-      const int64_t row = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
-                          (at.s.q_token + i) * p.out_strides.token;
       if (p.out_fp32) {
-        WriteRow<Traits, true>(static_cast<float*>(p.out) + row, p.head_dim_v, at.lane, half,
-                               has_keys, factor, state.o[m]);
-      } else {
-        WriteRow<Traits, false>(static_cast<T*>(p.out) + row, p.head_dim_v, at.lane, half, has_keys,
-                                factor, state.o[m]);
+        const int64_t row = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
+                            (at.s.q_token + i) * p.out_strides.token;
+        WriteRow<Traits>(static_cast<float*>(p.out) + row, p.head_dim_v, at.lane, half,
+                         factors[m][half], state.o[m]);
       }
       if ((at.lane & 3) == 0) p.lse[lse_row0 + i] = lse;
     }
   }
+  if (!partial && !p.out_fp32) WriteWarpRows<Traits>(p, at, factors, state);
 }
 
 // Grid: tiles * splits * num_heads * batch, tiles fastest.
