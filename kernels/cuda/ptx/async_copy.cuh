@@ -20,28 +20,6 @@ __device__ __forceinline__ void CopyAsync16(uint32_t destination, const void* so
                : "memory");
 }
 
-// How long L2 keeps what is read. Source: PTX ISA 8.5, "createpolicy".
-__device__ __forceinline__ uint64_t EvictFirst() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ uint64_t EvictNormal() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
-  return policy;
-}
-
-// The same, with such a policy.
-__device__ __forceinline__ void CopyAsync16(uint32_t destination, const void* source, bool valid,
-                                            uint64_t policy) {
-  const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(
-                   destination),
-               "l"(source), "r"(bytes), "l"(policy)
-               : "memory");
-}
-
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }

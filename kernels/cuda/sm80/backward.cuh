@@ -151,10 +151,10 @@ __device__ __forceinline__ void CopyKeyRows(const BackwardPlace& at, uint32_t ti
   }
 }
 
-// A warp's part of an FP32 dK or dV: whole sectors.
+// A warp's part of dK or dV, straight from registers; `data` and `strides` are the whole tensor's.
 template <class Traits, int kDims>
-__device__ __forceinline__ void WriteKeyRows(const BackwardPlace& at, float* data,
-                                             const TensorStrides& strides, int head_dim,
+__device__ __forceinline__ void WriteKeyRows(const BackwardParams& p, const BackwardPlace& at,
+                                             void* data, const TensorStrides& strides, int head_dim,
                                              float scale,
                                              const float (&x)[Traits::kDkvKeys][kDims][4]) {
   const int warp_n = at.warp % Traits::kDkvWarpsN, warp_d = at.warp / Traits::kDkvWarpsN;
@@ -164,14 +164,14 @@ __device__ __forceinline__ void WriteKeyRows(const BackwardPlace& at, float* dat
     for (int half = 0; half < 2; ++half) {
       const int key = at.n0 + (warp_n * Traits::kDkvKeys + i) * 16 + half * 8 + at.lane / 4;
       if (key >= at.s.rows_k) continue;
-      float* row = data + at.s.batch * strides.batch + at.kv_head * strides.head +
-                   (at.s.k_token + key) * strides.token;
+      const int64_t row = at.s.batch * strides.batch + at.kv_head * strides.head +
+                          (at.s.k_token + key) * strides.token;
 #pragma unroll
       for (int j = 0; j < kDims; ++j) {
         const int c = (warp_d * kDims + j) * 8 + (at.lane & 3) * 2;
         if (c < head_dim) {
-          *reinterpret_cast<float2*>(row + c) =
-              make_float2(x[i][j][2 * half] * scale, x[i][j][2 * half + 1] * scale);
+          StorePair<typename Traits::T>(data, p.grads_fp32, row + c, x[i][j][2 * half] * scale,
+                                        x[i][j][2 * half + 1] * scale);
         }
       }
     }
@@ -244,6 +244,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const uint32_t p_lane = at.p_tile + TileOffset<kMChunks>(d_row, left_chunk);
     const uint32_t ds_lane = at.ds_tile + TileOffset<kMChunks>(d_row, left_chunk);
 
+    // Drawing keeps the integer units busy and the matrix products the tensor cores. So the draws
+    // for a step are made among the products of the step before: half the warps, one of the two
+    // that share a scheduler, make them first, the other half last.
+    const bool draws_first = at.warp < Traits::kWarps / 2;
+    Keeps keeps = {};
+    if constexpr (Traits::kDropout) keeps = DrawStep<Traits>(p, at, step);
     for (int round = 0; step.it < count; ++round) {
       const int stage = round % Traits::kStages;
       const uint32_t q_tile = at.q_tiles + stage * kBlockM * kQkChunks * 16;
@@ -265,18 +271,22 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
           k_lane, q_tile + TileOffset<kQkChunks>(s_column + right_row, right_chunk), s);
       if constexpr (!Traits::kOptions) {
         Probabilities<Traits>(p, at, step, lse2, s);
-        StoreTransposed<Traits>(at, at.p_tile, s);
+        StoreTransposed<Traits, Traits::kDropout>(at, at.p_tile, keeps, s);
       }
       MultiplyRows<T, kVChunks, Traits::kHeadDimV / 16>(
           v_lane, dout_tile + TileOffset<kVChunks>(s_column + right_row, right_chunk), dp);
       if constexpr (Traits::kOptions) {
         ApplyOptions<Traits>(p, at, step, lse2, delta, s, dp);
-        StoreTransposed<Traits>(at, at.p_tile, s);
+        StoreTransposed<Traits, false>(at, at.p_tile, keeps, s);
       } else {
+        if constexpr (Traits::kDropout) Drop<Traits>(keeps, dp);
         ScoreGradients<Traits>(delta, s, dp);
       }
-      StoreTransposed<Traits>(at, at.ds_tile, dp);
+      StoreTransposed<Traits, false>(at, at.ds_tile, keeps, dp);
       __syncthreads();
+      if constexpr (Traits::kDropout) {
+        if (draws_first && next.it < count) keeps = DrawStep<Traits>(p, at, next);
+      }
       MultiplyColumns<T, kMChunks, kVChunks, kBlockM / 16>(
           p_lane, dout_tile + TileOffset<kVChunks>(left_row, left_chunk),
           d_warp_d * (Traits::kDvDims / 2), dv);
@@ -284,6 +294,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       MultiplyColumns<T, kMChunks, kQkChunks, kBlockM / 16>(
           ds_lane, q_tile + TileOffset<kQkChunks>(left_row, left_chunk),
           d_warp_d * (Traits::kDkDims / 2), dk);
+      if constexpr (Traits::kDropout) {
+        if (!draws_first && next.it < count) keeps = DrawStep<Traits>(p, at, next);
+      }
       if (Traits::kStages == 1) {
         __syncthreads();
         if (next.it < count) {
@@ -294,18 +307,19 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       step = next;
     }
   }
-  if (p.grads_fp32) {
-    WriteKeyRows<Traits>(at, static_cast<float*>(p.dk), p.dk_strides, p.head_dim, p.score.scale,
-                         dk);
-    WriteKeyRows<Traits>(at, static_cast<float*>(p.dv), p.dv_strides, p.head_dim_v, 1.0f, dv);
+  if (p.grads_fp32 || !Traits::kStagedStores) {
+    WriteKeyRows<Traits>(p, at, p.dk, p.dk_strides, p.head_dim, p.score.scale, dk);
+    WriteKeyRows<Traits>(p, at, p.dv, p.dv_strides, p.head_dim_v, 1.0f, dv);
     return;
   }
-  __syncthreads();  // K and V have been read
-  StageKeyRows<Traits, kQkChunks>(at, at.k_tile, p.score.scale, dk);
-  StageKeyRows<Traits, kVChunks>(at, at.v_tile, 1.0f, dv);
-  __syncthreads();
-  CopyKeyRows<Traits, kQkChunks>(at, at.k_tile, p.dk, p.dk_strides, p.head_dim);
-  CopyKeyRows<Traits, kVChunks>(at, at.v_tile, p.dv, p.dv_strides, p.head_dim_v);
+  if constexpr (Traits::kStagedStores) {
+    __syncthreads();  // K and V have been read
+    StageKeyRows<Traits, kQkChunks>(at, at.k_tile, p.score.scale, dk);
+    StageKeyRows<Traits, kVChunks>(at, at.v_tile, 1.0f, dv);
+    __syncthreads();
+    CopyKeyRows<Traits, kQkChunks>(at, at.k_tile, p.dk, p.dk_strides, p.head_dim);
+    CopyKeyRows<Traits, kVChunks>(at, at.v_tile, p.dv, p.dv_strides, p.head_dim_v);
+  }
 }
 
 }  // namespace attn::cuda::sm80
