@@ -1,6 +1,7 @@
 #include "kernels/cuda/common/params.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace attn::cuda {
 namespace {
@@ -63,13 +64,24 @@ ScoreParams MakeScoreParams(const AttentionProblem& p) {
   }
   s.sinks = p.has_sinks ? p.sinks : nullptr;
   s.threshold = 65536;
-  s.keep_scale = 1.0f;
+  s.keep_scale = s.keep_inverse = 1.0f;
   if (p.dropout) {
-    s.seed_low = static_cast<uint32_t>(p.dropout->seed);
-    s.seed_high = static_cast<uint32_t>(p.dropout->seed >> 32);
+    // Salmon et al., SC'11: what the key grows by from round to round.
+    constexpr uint32_t kWeyl[2] = {0x9E3779B9u, 0xBB67AE85u};
+    const uint32_t seed[2] = {static_cast<uint32_t>(p.dropout->seed),
+                              static_cast<uint32_t>(p.dropout->seed >> 32)};
+    for (uint32_t n = 0; n < 20; ++n) s.philox_keys[n] = seed[n % 2] + n / 2 * kWeyl[n % 2];
     s.dropout_offset = p.dropout->offset;
     s.threshold = p.dropout->threshold;
-    s.keep_scale = s.threshold == 0 ? 0.0f : 65536.0f / static_cast<float>(s.threshold);
+    if (s.threshold == 0) {
+      s.keep_scale = 0.0f;
+    } else {
+      s.keep_scale = 65536.0f / static_cast<float>(s.threshold);
+      s.keep_log2 = std::log2(s.keep_scale);
+      s.keep_inverse = static_cast<float>(s.threshold) / 65536.0f;
+    }
+    s.keep_add = (0x8000u - (s.threshold & 0x7FFFu)) * 0x10001u;
+    s.keep_high = (s.threshold & 0x8000u) * 0x10001u;
   }
   if (p.block_mask) {
     const BlockMaskOption& mask = *p.block_mask;

@@ -59,9 +59,14 @@ struct ScoreParams {
   int64_t bias_batch, bias_head;  // elements between batches and heads; 0: broadcast
   int64_t bias_cols;
   const float* sinks;  // [num_heads]; null: none
-  uint32_t seed_low, seed_high, dropout_offset;
-  uint32_t threshold;             // keep iff lane < threshold; 65536: no dropout
-  float keep_scale;               // 65536 / threshold
+  uint32_t dropout_offset;
+  uint32_t philox_keys[20];  // two for each round
+  uint32_t threshold;        // keep iff 16 bits < threshold; 65536: no dropout
+  float keep_scale;          // 65536 / threshold
+  // The same for exponents and quotients: log2 and inverse of keep_scale; 0 and 1 where nothing is
+  // kept.
+  float keep_log2, keep_inverse;
+  uint32_t keep_add, keep_high;   // threshold, as KeepFlags() compares with it
   const uint8_t* block_mask;      // null: none
   int64_t mask_batch, mask_head;  // elements between batches and heads; 0: broadcast
   int32_t mask_cols, block_q, block_k;

@@ -1,5 +1,4 @@
-// From a raw product q . k to a score in log2 units, and the dropout mask: what is the same for
-// every CUDA kernel.
+// From a raw product q . k to a score in log2 units: what is the same for every CUDA kernel.
 #ifndef ATTN_KERNELS_CUDA_COMMON_SCORE_CUH_
 #define ATTN_KERNELS_CUDA_COMMON_SCORE_CUH_
 
@@ -185,35 +184,6 @@ __device__ __forceinline__ int FindShown(int count, const BitsOf& bits_of, uint3
   }
   *bits = 0;
   return count;
-}
-
-// Philox4x32-10. Source: Salmon et al., SC'11; kernels/api/philox.h is the host's twin and has the
-// golden vectors.
-__device__ __forceinline__ uint4 Philox(uint4 c, uint2 k) {
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint32_t h0 = __umulhi(0xD2511F53u, c.x), l0 = 0xD2511F53u * c.x;
-    const uint32_t h1 = __umulhi(0xCD9E8D57u, c.z), l1 = 0xCD9E8D57u * c.z;
-    c = make_uint4(h1 ^ c.y ^ k.x, l1, h0 ^ c.w ^ k.y, l0);
-    k.x += 0x9E3779B9u;
-    k.y += 0xBB67AE85u;
-  }
-  return c;
-}
-
-// Which of keys 8 * j_block … + 7 of query i are kept, bit per key.
-__device__ __forceinline__ uint32_t KeepBits(const ScoreParams& p, uint32_t head, uint32_t i,
-                                             uint32_t j_block) {
-  const uint4 w =
-      Philox(make_uint4(j_block, i, head, p.dropout_offset), make_uint2(p.seed_low, p.seed_high));
-  uint32_t bits = 0;
-  const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    bits |= static_cast<uint32_t>((words[n] & 0xFFFFu) < p.threshold) << (2 * n);
-    bits |= static_cast<uint32_t>((words[n] >> 16) < p.threshold) << (2 * n + 1);
-  }
-  return bits;
 }
 
 }  // namespace attn::cuda

@@ -36,6 +36,15 @@ __device__ __forceinline__ void StoreShared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
+  uint4 r;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
 // What differs between the 16-bit element types. c += a b, fp32 accumulation.
 template <class T>
 struct Element;

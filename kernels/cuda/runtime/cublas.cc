@@ -65,6 +65,8 @@ absl::Status Failed(const char* what, int status) {
                                 : absl::InternalError(message);
 }
 
+constexpr std::string_view kOff = "off";
+
 // Folders to look in after the loader's own.
 std::vector<std::string> ToolkitFolders() {
   std::vector<std::string> roots;
@@ -115,6 +117,10 @@ bool Find(void* library, const char* name, Function* function, std::string* miss
 }  // namespace
 
 Cublas* Cublas::Load(std::string* why) {
+  if (const char* value = std::getenv("ATTN_CUBLAS"); value != nullptr && value == kOff) {
+    *why = "ATTN_CUBLAS=off";
+    return nullptr;
+  }
   std::string tried;
   void* library = Open(&tried);
   if (library == nullptr) {

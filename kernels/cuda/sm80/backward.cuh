@@ -41,7 +41,7 @@ __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const 
   return step;
 }
 
-// Q and dO of a step into buffer `stage`.
+// Q, dO, lse2 and delta of a step into buffer `stage`.
 template <class Traits>
 __device__ __forceinline__ void FetchQueries(const BackwardParams& p, const BackwardPlace& at,
                                              const BackwardStep& step, int stage) {
@@ -57,6 +57,13 @@ __device__ __forceinline__ void FetchQueries(const BackwardParams& p, const Back
   LoadTile<kBlockM, Traits::kVChunks, Traits::kThreads, true>(
       at.dout_tiles + stage * kBlockM * Traits::kVChunks * 16, reinterpret_cast<const char*>(dout),
       p.dout_strides.token * 2, at.s.len_q - step.m0, p.head_dim_v / 8);
+  constexpr int kCopies = kBlockM / 4;  // of each; the padded rows are all there
+  if (threadIdx.x < 2 * kCopies) {
+    const int which = threadIdx.x / kCopies, first = threadIdx.x % kCopies * 4;
+    const float* rows = which == 0 ? p.lse2 : p.delta;
+    ptx::CopyAsync16(at.rows + stage * Traits::kRowBytes + (which * kBlockM + first) * 4,
+                     rows + step.h * p.padded_rows + at.s.padded + step.m0 + first, true);
+  }
 }
 
 // dQ of the step, added to the accumulator in fragment order: a warp's addition is contiguous.
@@ -107,7 +114,44 @@ __device__ __forceinline__ void AddQueryGradient(const BackwardParams& p, const 
   }
 }
 
-// A warp's part of dK or dV; `data` and `strides` are the whole tensor's.
+// A warp's part of dK or dV into `tile`, 16-bit.
+template <class Traits, int kChunks, int kDims>
+__device__ __forceinline__ void StageKeyRows(const BackwardPlace& at, uint32_t tile, float scale,
+                                             const float (&x)[Traits::kDkvKeys][kDims][4]) {
+  const int warp_n = at.warp % Traits::kDkvWarpsN, warp_d = at.warp / Traits::kDkvWarpsN;
+#pragma unroll
+  for (int i = 0; i < Traits::kDkvKeys; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (warp_n * Traits::kDkvKeys + i) * 16 + half * 8 + at.lane / 4;
+#pragma unroll
+      for (int j = 0; j < kDims; ++j) {
+        ptx::StoreShared(tile + TileOffset<kChunks>(row, warp_d * kDims + j) + (at.lane & 3) * 4,
+                         ptx::Element<typename Traits::T>::Pack(x[i][j][2 * half] * scale,
+                                                                x[i][j][2 * half + 1] * scale));
+      }
+    }
+  }
+}
+
+// `tile` into dK or dV, 16 bytes at a time.
+template <class Traits, int kChunks>
+__device__ __forceinline__ void CopyKeyRows(const BackwardPlace& at, uint32_t tile, void* data,
+                                            const TensorStrides& strides, int head_dim) {
+  using T = typename Traits::T;
+  T* to = static_cast<T*>(data) + at.s.batch * strides.batch + at.kv_head * strides.head +
+          (at.s.k_token + at.n0) * strides.token;
+#pragma unroll 4
+  for (int n = threadIdx.x; n < Traits::kBlockN * kChunks; n += Traits::kThreads) {
+    const int row = n / kChunks, chunk = n % kChunks;
+    if (at.n0 + row < at.s.rows_k && chunk * 8 < head_dim) {
+      *reinterpret_cast<uint4*>(to + row * strides.token + chunk * 8) =
+          ptx::LoadShared16(tile + TileOffset<kChunks>(row, chunk));
+    }
+  }
+}
+
+// A warp's part of dK or dV, straight from registers; `data` and `strides` are the whole tensor's.
 template <class Traits, int kDims>
 __device__ __forceinline__ void WriteKeyRows(const BackwardParams& p, const BackwardPlace& at,
                                              void* data, const TensorStrides& strides, int head_dim,
@@ -158,6 +202,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   at.dout_tiles = at.q_tiles + Traits::kStages * kBlockM * kQkChunks * 16;
   at.p_tile = at.dout_tiles + Traits::kStages * kBlockM * kVChunks * 16;
   at.ds_tile = at.p_tile + kBlockN * kMChunks * 16;
+  at.rows = at.ds_tile + kBlockN * kMChunks * 16;
 
   // Queries that see some key of the tile.
   const int n_last = min(at.n0 + kBlockN, at.s.len_k) - 1;
@@ -199,6 +244,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const uint32_t p_lane = at.p_tile + TileOffset<kMChunks>(d_row, left_chunk);
     const uint32_t ds_lane = at.ds_tile + TileOffset<kMChunks>(d_row, left_chunk);
 
+    // Drawing keeps the integer units busy and the matrix products the tensor cores. So the draws
+    // for a step are made among the products of the step before: half the warps, one of the two
+    // that share a scheduler, make them first, the other half last.
+    const bool draws_first = at.warp < Traits::kWarps / 2;
+    Keeps keeps = {};
+    if constexpr (Traits::kDropout) keeps = DrawStep<Traits>(p, at, step);
     for (int round = 0; step.it < count; ++round) {
       const int stage = round % Traits::kStages;
       const uint32_t q_tile = at.q_tiles + stage * kBlockM * kQkChunks * 16;
@@ -210,27 +261,32 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
         FetchQueries<Traits>(p, at, next, (round + 1) % Traits::kStages);
         ptx::CommitCopies();
       }
-      const int64_t row =
-          step.h * p.padded_rows + at.s.padded + step.m0 + s_column + (lane & 3) * 2;
+      const float* lse2 = reinterpret_cast<const float*>(shared + Traits::kTileBytes) +
+                          stage * (Traits::kRowBytes / 4) + s_column + (lane & 3) * 2;
+      const float* delta = lse2 + kBlockM;
       ScoreTile<Traits> s, dp;
       Clear(s);
       Clear(dp);
       MultiplyRows<T, kQkChunks, Traits::kHeadDim / 16>(
           k_lane, q_tile + TileOffset<kQkChunks>(s_column + right_row, right_chunk), s);
       if constexpr (!Traits::kOptions) {
-        Probabilities<Traits>(p, at, step, p.lse2 + row, s);
-        StoreTransposed<Traits>(at, at.p_tile, s);
+        Probabilities<Traits>(p, at, step, lse2, s);
+        StoreTransposed<Traits, Traits::kDropout>(at, at.p_tile, keeps, s);
       }
       MultiplyRows<T, kVChunks, Traits::kHeadDimV / 16>(
           v_lane, dout_tile + TileOffset<kVChunks>(s_column + right_row, right_chunk), dp);
       if constexpr (Traits::kOptions) {
-        ApplyOptions<Traits>(p, at, step, p.lse2 + row, p.delta + row, s, dp);
-        StoreTransposed<Traits>(at, at.p_tile, s);
+        ApplyOptions<Traits>(p, at, step, lse2, delta, s, dp);
+        StoreTransposed<Traits, false>(at, at.p_tile, keeps, s);
       } else {
-        ScoreGradients<Traits>(p.delta + row, s, dp);
+        if constexpr (Traits::kDropout) Drop<Traits>(keeps, dp);
+        ScoreGradients<Traits>(delta, s, dp);
       }
-      StoreTransposed<Traits>(at, at.ds_tile, dp);
+      StoreTransposed<Traits, false>(at, at.ds_tile, keeps, dp);
       __syncthreads();
+      if constexpr (Traits::kDropout) {
+        if (draws_first && next.it < count) keeps = DrawStep<Traits>(p, at, next);
+      }
       MultiplyColumns<T, kMChunks, kVChunks, kBlockM / 16>(
           p_lane, dout_tile + TileOffset<kVChunks>(left_row, left_chunk),
           d_warp_d * (Traits::kDvDims / 2), dv);
@@ -238,6 +294,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       MultiplyColumns<T, kMChunks, kQkChunks, kBlockM / 16>(
           ds_lane, q_tile + TileOffset<kQkChunks>(left_row, left_chunk),
           d_warp_d * (Traits::kDkDims / 2), dk);
+      if constexpr (Traits::kDropout) {
+        if (!draws_first && next.it < count) keeps = DrawStep<Traits>(p, at, next);
+      }
       if (Traits::kStages == 1) {
         __syncthreads();
         if (next.it < count) {
@@ -248,8 +307,19 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       step = next;
     }
   }
-  WriteKeyRows<Traits>(p, at, p.dk, p.dk_strides, p.head_dim, p.score.scale, dk);
-  WriteKeyRows<Traits>(p, at, p.dv, p.dv_strides, p.head_dim_v, 1.0f, dv);
+  if (p.grads_fp32 || !Traits::kStagedStores) {
+    WriteKeyRows<Traits>(p, at, p.dk, p.dk_strides, p.head_dim, p.score.scale, dk);
+    WriteKeyRows<Traits>(p, at, p.dv, p.dv_strides, p.head_dim_v, 1.0f, dv);
+    return;
+  }
+  if constexpr (Traits::kStagedStores) {
+    __syncthreads();  // K and V have been read
+    StageKeyRows<Traits, kQkChunks>(at, at.k_tile, p.score.scale, dk);
+    StageKeyRows<Traits, kVChunks>(at, at.v_tile, 1.0f, dv);
+    __syncthreads();
+    CopyKeyRows<Traits, kQkChunks>(at, at.k_tile, p.dk, p.dk_strides, p.head_dim);
+    CopyKeyRows<Traits, kVChunks>(at, at.v_tile, p.dv, p.dv_strides, p.head_dim_v);
+  }
 }
 
 }  // namespace attn::cuda::sm80

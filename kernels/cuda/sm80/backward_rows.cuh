@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kPrepareRows * 8)
       const int64_t at = s.lse + h * p.lse_head + i;
       const float lse = p.lse[at];
       if (lse != -CUDART_INF_F) {
-        lse2 = lse * kLog2E;
-        delta = dot - (p.dlse != nullptr ? p.dlse[at] : 0.0f);
+        lse2 = lse * kLog2E - p.score.keep_log2;
+        delta = (dot - (p.dlse != nullptr ? p.dlse[at] : 0.0f)) * p.score.keep_inverse;
       }
     }
     p.lse2[row] = lse2;

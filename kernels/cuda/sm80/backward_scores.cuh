@@ -3,6 +3,7 @@
 #ifndef ATTN_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
 #define ATTN_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
 
+#include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
 #include "kernels/cuda/ptx/math.cuh"
@@ -64,7 +65,7 @@ __device__ __forceinline__ void Probabilities(const BackwardParams& p, const Bac
                                               ScoreTile<Traits>& s) {
 #pragma unroll
   for (int j = 0; j < Traits::kSQueries; ++j) {
-    const float2 l = __ldg(reinterpret_cast<const float2*>(lse2 + j * 8));
+    const float2 l = *reinterpret_cast<const float2*>(lse2 + j * 8);
 #pragma unroll
     for (int i = 0; i < Traits::kSKeys; ++i) {
 #pragma unroll
@@ -76,39 +77,41 @@ __device__ __forceinline__ void Probabilities(const BackwardParams& p, const Bac
   HideInvisible<Traits>(p, at, step, s);
 }
 
-// Which elements dropout keeps: four bits for each (key tile, query tile), query tile j of key tile
-// i at bit 4 j of word i. The eight lanes of a pair of queries share the work: of the eight draws
-// (query, eight keys) for two query tiles each lane makes one. The draws are a loop for the sake of
-// the instruction cache.
+// Which elements dropout keeps. Of the eight draws (query, eight keys) for two query tiles of a key
+// tile each of the eight lanes of a pair of queries makes one: lane m that of query tile m / 4,
+// query m % 2, keys m / 2 % 2. So element e of query tile j is byte e of word j % 2, and draw
+// DrawOf(i, j). The draws are a loop for the sake of the instruction cache.
 template <class Traits>
-__device__ __forceinline__ void DrawKeeps(const ScoreParams& p, const BackwardPlace& at,
-                                          const HeadOptions& options, const BackwardStep& step,
-                                          uint32_t (&keep)[Traits::kSKeys]) {
-  constexpr int kPairs = Traits::kSQueries / 2;  // draws per key tile: a byte each
-  static_assert(kPairs <= 4);
-  const int mine = at.lane / 4;
-  uint32_t drawn[Traits::kSKeys] = {};
-#pragma unroll 1
-  for (int draw = 0; draw < Traits::kSKeys * kPairs; ++draw) {
-    // Lane `mine` draws: query tile 2 pair + mine / 4, query mine & 1, keys (mine >> 1) & 1.
-    const int i = draw / kPairs, pair = draw % kPairs;
-    const int query = step.m0 + QueryOf<Traits>(at, 2 * pair + (mine >> 2), mine & 1);
-    const int key_block = (at.n0 + KeyOf<Traits>(at, i, mine & 2) - at.lane / 4) / 8;
-    const uint32_t bits = KeepBits(p, options.dropout_head, query, key_block) << (8 * pair);
-#pragma unroll
-    for (int r = 0; r < Traits::kSKeys; ++r) {
-      if (r == i) drawn[r] |= bits;
-    }
+__device__ __forceinline__ Keeps DrawStep(const BackwardParams& p, const BackwardPlace& at,
+                                          const BackwardStep& step) {
+  constexpr int kPairs = Traits::kSQueries / 2;
+  const uint32_t head = static_cast<uint32_t>(at.b) * p.num_heads + step.h;
+  const int m = at.lane / 4;
+  const int query = step.m0 + QueryOf<Traits>(at, m >> 2, m & 1);
+  const int block = (at.n0 + KeyOf<Traits>(at, 0, m & 2) - m) / 8;
+  KeepDraws draws;
+#pragma unroll 4
+  for (int c = 0; c < Traits::kDraws; ++c) {
+    draws.Add(p.score, DrawKeys(p.score, head, query + c % kPairs * 16, block + c / kPairs * 2));
   }
+  return ExchangeInColumn(draws, at.lane);
+}
+template <class Traits>
+__device__ __forceinline__ constexpr int DrawOf(int i, int j) {
+  return i * (Traits::kSQueries / 2) + j / 2;
+}
+
+// x of what is not kept becomes 0.
+template <class Traits>
+__device__ __forceinline__ void Drop(const Keeps& keeps, ScoreTile<Traits>& x) {
 #pragma unroll
   for (int i = 0; i < Traits::kSKeys; ++i) {
-    keep[i] = 0;
 #pragma unroll
-    for (int d = 0; d < 8; ++d) {
-      const uint32_t theirs = __shfl_sync(~0u, drawn[i], d * 4 + (at.lane & 3)) >> mine;
+    for (int j = 0; j < Traits::kSQueries; ++j) {
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        keep[i] |= (theirs >> (8 * pair) & 1u) << ((2 * pair + (d >> 2)) * 4 + (d & 3));
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t mask = keeps.Mask<Traits::kDraws>(j % 2, e, DrawOf<Traits>(i, j));
+        x[i][j][e] = __uint_as_float(__float_as_uint(x[i][j][e]) & mask);
       }
     }
   }
@@ -146,9 +149,7 @@ __device__ __forceinline__ void ApplyOptions(const BackwardParams& p, const Back
                                              const float* delta, ScoreTile<Traits>& s,
                                              ScoreTile<Traits>& dp) {
   const HeadOptions options = OptionsOf(p.score, at.s, at.b, step.h, p.num_heads);
-  const auto row_value = [](const float* values, int j, int e) {
-    return __ldg(values + j * 8 + (e & 1));
-  };
+  const auto row_value = [](const float* values, int j, int e) { return values[j * 8 + (e & 1)]; };
   const auto each = [](const auto& body) {
 #pragma unroll
     for (int j = 0; j < Traits::kSQueries; ++j) {
@@ -159,13 +160,11 @@ __device__ __forceinline__ void ApplyOptions(const BackwardParams& p, const Back
       }
     }
   };
-  uint32_t keep[Traits::kSKeys];
+  Keeps keeps = {};
   const bool drops = p.score.threshold < 65536;
   if (drops) {
-    DrawKeeps<Traits>(p.score, at, options, step, keep);
-    each([&](int i, int j, int e) {
-      dp[i][j][e] = keep[i] >> (j * 4 + e) & 1 ? dp[i][j][e] * p.score.keep_scale : 0.0f;
-    });
+    keeps = DrawStep<Traits>(p, at, step);
+    Drop<Traits>(keeps, dp);
   }
   each([&](int i, int j, int e) { dp[i][j][e] -= row_value(delta, j, e); });
   const bool capped_bias = p.dbias != nullptr && p.score.softcap > 0.0f;
@@ -191,11 +190,7 @@ __device__ __forceinline__ void ApplyOptions(const BackwardParams& p, const Back
       }
     });
   }
-  if (drops) {
-    each([&](int i, int j, int e) {
-      s[i][j][e] = keep[i] >> (j * 4 + e) & 1 ? s[i][j][e] * p.score.keep_scale : 0.0f;
-    });
-  }
+  if (drops) Drop<Traits>(keeps, s);
 }
 
 // Without options: dp into the gradients of the raw products (times scale).
@@ -204,7 +199,7 @@ __device__ __forceinline__ void ScoreGradients(const float* delta, const ScoreTi
                                                ScoreTile<Traits>& dp) {
 #pragma unroll
   for (int j = 0; j < Traits::kSQueries; ++j) {
-    const float2 d = __ldg(reinterpret_cast<const float2*>(delta + j * 8));
+    const float2 d = *reinterpret_cast<const float2*>(delta + j * 8);
 #pragma unroll
     for (int i = 0; i < Traits::kSKeys; ++i) {
 #pragma unroll
@@ -213,9 +208,10 @@ __device__ __forceinline__ void ScoreGradients(const float* delta, const ScoreTi
   }
 }
 
-template <class Traits>
+// kDrop: of what `keeps` keeps.
+template <class Traits, bool kDrop>
 __device__ __forceinline__ void StoreTransposed(const BackwardPlace& at, uint32_t tile,
-                                                const ScoreTile<Traits>& x) {
+                                                const Keeps& keeps, const ScoreTile<Traits>& x) {
 #pragma unroll
   for (int i = 0; i < Traits::kSKeys; ++i) {
 #pragma unroll
@@ -224,9 +220,12 @@ __device__ __forceinline__ void StoreTransposed(const BackwardPlace& at, uint32_
       for (int half = 0; half < 2; ++half) {
         const int row = KeyOf<Traits>(at, i, 2 * half);
         const int chunk = (at.warp / Traits::kSWarpsN) * Traits::kSQueries + j;
-        ptx::StoreShared(
-            tile + TileOffset<Traits::kMChunks>(row, chunk) + (at.lane & 3) * 4,
-            ptx::Element<typename Traits::T>::Pack(x[i][j][2 * half], x[i][j][2 * half + 1]));
+        uint32_t pair =
+            ptx::Element<typename Traits::T>::Pack(x[i][j][2 * half], x[i][j][2 * half + 1]);
+        if constexpr (kDrop) {
+          pair &= keeps.PairMask<Traits::kDraws>(j % 2, half, DrawOf<Traits>(i, j));
+        }
+        ptx::StoreShared(tile + TileOffset<Traits::kMChunks>(row, chunk) + (at.lane & 3) * 4, pair);
       }
     }
   }

@@ -7,11 +7,11 @@
 
 namespace attn::cuda::sm80 {
 
-// Tile is a BackwardTile of tiles.h. kOptions as for the forward kernel.
-template <class T_, class Tile_, bool kOptions_>
+// Tile is a BackwardTile of tiles.h.
+template <class T_, class Tile_, Mode kMode>
 struct BackwardTraits : Tile_ {
   using T = T_;
-  static constexpr bool kOptions = kOptions_;
+  static constexpr bool kOptions = kMode == Mode::kOptions, kDropout = kMode == Mode::kDropout;
   static constexpr int kThreads = Tile_::kWarps * 32;
   static constexpr int kQkChunks = Tile_::kHeadDim / 8, kVChunks = Tile_::kHeadDimV / 8;
   static constexpr int kMChunks = Tile_::kBlockM / 8;
@@ -27,14 +27,22 @@ struct BackwardTraits : Tile_ {
   static constexpr int kDqWarpsD = Tile_::kWarps / Tile_::kDqWarpsM;
   static constexpr int kDqQueries = Tile_::kBlockM / Tile_::kDqWarpsM / 16;
   static constexpr int kDqDims = Tile_::kHeadDim / kDqWarpsD / 8;
-  static constexpr int kSharedBytes =
+  static constexpr int kTileBytes =
       ((Tile_::kBlockN + Tile_::kStages * Tile_::kBlockM) * (Tile_::kHeadDim + Tile_::kHeadDimV) +
        2 * Tile_::kBlockN * Tile_::kBlockM) *
       2;
+  static constexpr int kRowBytes = 2 * Tile_::kBlockM * 4;  // lse2 and delta of a step
+  static constexpr int kSharedBytes = kTileBytes + Tile_::kStages * kRowBytes;
   static constexpr uint32_t kSquares =
       (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
   static_assert(kSQueries % 2 == 0 && kDkDims % 2 == 0 && kDvDims % 2 == 0 && kDqDims % 2 == 0);
-  static_assert(kSQueries <= 8);  // the keep bits of a key tile's row are one word
+#ifndef X_STAGED
+#define X_STAGED true
+#endif
+  static constexpr bool kStagedStores = X_STAGED;
+  // Of a lane, for a step: one for two query tiles (n8) of a key tile (m16).
+  static constexpr int kDraws = kSKeys * kSQueries / 2;
+  static_assert(kDraws <= 8);
 };
 
 // Where a CTA works.
@@ -43,6 +51,7 @@ struct BackwardPlace {
   int b, kv_head, group, n0, warp, lane;
   int m_begin, m_count;  // query tiles that see a key of this tile
   uint32_t k_tile, v_tile, q_tiles, dout_tiles, p_tile, ds_tile;  // shared memory
+  uint32_t rows;  // [stage][lse2 or delta][query], FP32
 };
 
 // A step: one query tile of one head.

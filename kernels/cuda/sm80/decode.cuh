@@ -1,11 +1,12 @@
 // Forward for few queries: the rows of a CTA are (query, query head of the group) pairs of one kv
 // head, 16 of them, so that each key is read once for the whole group; each warp takes keys of its
-// own, 16 at a time through buffers of its own, and the warps' results are merged at the end. Bound
+// own, 32 at a time through buffers of its own, and the warps' results are merged at the end. Bound
 // by reading keys and values: no barrier in the loop, loads of the next keys under way while these
 // are worked on.
 #ifndef ATTN_KERNELS_CUDA_SM80_DECODE_CUH_
 #define ATTN_KERNELS_CUDA_SM80_DECODE_CUH_
 
+#include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
@@ -23,7 +24,7 @@ struct DecodeTraits : Tile_ {
   using T = T_;
   static constexpr bool kOptions = kOptions_;
   static constexpr int kThreads = Tile_::kWarps * 32;
-  static constexpr int kRows = kDecodeRows, kKeys = kDecodeKeys;
+  static constexpr int kRows = kDecodeRows, kKeys = Tile_::kKeys;
   static constexpr int kQkChunks = Tile_::kHeadDim / 8, kVChunks = Tile_::kHeadDimV / 8;
   static constexpr int kQueryBytes = kRows * kQkChunks * 16;
   static constexpr int kStageBytes = kKeys * (kQkChunks + kVChunks) * 16;
@@ -68,7 +69,7 @@ __device__ __forceinline__ DecodeRow RowAt(const ForwardParams& p, const DecodeP
   return r;
 }
 
-// Keys 16 * chunk … of this warp into `stage`.
+// Keys kKeys * chunk … of this warp into `stage`.
 template <class Traits>
 __device__ __forceinline__ void FetchKeys(const ForwardParams& p, const DecodePlace& at, int chunk,
                                           int stage) {
@@ -138,21 +139,19 @@ __device__ __forceinline__ void DropProbabilities(const ForwardParams& p, const 
   }
 }
 
-// The 16 keys in `stage`.
+// Keys n0 … n0 + 15; k_lane, v_lane: this lane's ldmatrix rows of them.
 template <class Traits>
-__device__ __forceinline__ void DecodeChunk(const ForwardParams& p, const DecodePlace& at,
-                                            const DecodeRow (&rows)[2], int chunk, int stage,
-                                            DecodeState<Traits>& state) {
+__device__ __forceinline__ void DecodeKeys(const ForwardParams& p, const DecodePlace& at,
+                                           const DecodeRow (&rows)[2], int n0, uint32_t k_lane,
+                                           uint32_t v_lane, DecodeState<Traits>& state) {
   using E = ptx::Element<typename Traits::T>;
-  const int n0 = chunk * Traits::kKeys;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
   float s[2][4] = {};
 #pragma unroll
   for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
     uint32_t a[4], b[4];
     ptx::LoadMatrix4(a, StepAddress<Traits::kQkChunks>(at.q_lane, step));
-    ptx::LoadMatrix4(b,
-                     StepAddress<Traits::kQkChunks>(at.k_lane, step) + stage * Traits::kStageBytes);
+    ptx::LoadMatrix4(b, StepAddress<Traits::kQkChunks>(k_lane, step));
     E::Mma(s[0], a, b[0], b[1]);
     E::Mma(s[1], a, b[2], b[3]);
   }
@@ -164,8 +163,8 @@ __device__ __forceinline__ void DecodeChunk(const ForwardParams& p, const Decode
         fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)), state.max[half]);
-    const float base = top == -CUDART_INF_F ? 0.0f : top * scale_log2;
-    correction[half] = ptx::Exp2(state.max[half] * scale_log2 - base);
+    const float from = top == -CUDART_INF_F ? 0.0f : top;
+    correction[half] = ptx::Exp2((state.max[half] - from) * scale_log2);
     state.max[half] = top;
     float sum = 0.0f;
 #pragma unroll
@@ -173,7 +172,7 @@ __device__ __forceinline__ void DecodeChunk(const ForwardParams& p, const Decode
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[n][2 * half + e];
-        x = ptx::Exp2(fmaf(x, scale_log2, -base));
+        x = ptx::Exp2((x - from) * scale_log2);
         sum += x;
       }
     }
@@ -194,8 +193,7 @@ __device__ __forceinline__ void DecodeChunk(const ForwardParams& p, const Decode
 #pragma unroll
   for (int n = 0; n < Traits::kHeadDimV / 16; ++n) {
     uint32_t b[4];
-    ptx::LoadMatrix4Transposed(
-        b, StepAddress<Traits::kVChunks>(at.v_lane, n) + stage * Traits::kStageBytes);
+    ptx::LoadMatrix4Transposed(b, StepAddress<Traits::kVChunks>(v_lane, n));
     E::Mma(state.o[2 * n], a, b[0], b[1]);
     E::Mma(state.o[2 * n + 1], a, b[2], b[3]);
   }
@@ -280,8 +278,7 @@ __device__ __forceinline__ void MergeWarps(const ForwardParams& p, const DecodeP
   }
 }
 
-// Grid: splits * row tiles (p.tiles) * num_kv_heads * batch, splits fastest. split_tiles counts
-// chunks of kDecodeKeys keys.
+// Grid: splits * row tiles (p.tiles) * num_kv_heads * batch, splits fastest.
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
     Decode(const __grid_constant__ ForwardParams p) {
@@ -327,8 +324,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
           ? 0
           : (max(0, min(at.s.len_k, i_last + at.s.off + p.score.window_right + 1)) + kKeys - 1) /
                 kKeys;
-  const int chunk_begin = max(begin, at.split * p.split_tiles);
-  const int chunk_end = p.splits > 1 ? min(end, (at.split + 1) * p.split_tiles) : end;
+  // The warps of all splits take turns: what is read at one time lies close together.
+  const int first_chunk = begin + at.split * kWarps, turn = p.splits * kWarps;
 
   DecodeState<Traits> state;
 #pragma unroll
@@ -337,7 +334,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   }
   state.max[0] = state.max[1] = -CUDART_INF_F;
   state.sum[0] = state.sum[1] = 0.0f;
-  if (chunk_begin < chunk_end) {
+  if (first_chunk < end) {
     for (int n = threadIdx.x; n < Traits::kRows * Traits::kQkChunks; n += Traits::kThreads) {
       const int row = n / Traits::kQkChunks, chunk = n % Traits::kQkChunks;
       const int i = (at.row0 + row) / at.group;
@@ -348,24 +345,29 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
       ptx::CopyAsync16(q_tile + TileOffset<Traits::kQkChunks>(row, chunk), q, valid);
     }
     ptx::CommitCopies();
-    int chunk = chunk_begin + at.warp;
+    int chunk = first_chunk + at.warp;
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
-      if (chunk + stage * kWarps < chunk_end)
-        FetchKeys<Traits>(p, at, chunk + stage * kWarps, stage);
+      if (chunk + stage * turn < end) FetchKeys<Traits>(p, at, chunk + stage * turn, stage);
       ptx::CommitCopies();
     }
     const DecodeRow rows[2] = {RowAt<Traits>(p, at, at.row0 + lane / 4),
                                RowAt<Traits>(p, at, at.row0 + lane / 4 + 8)};
     ptx::WaitCopies<kStages - 1>();  // the queries
     __syncthreads();
-    for (int stage = 0; chunk < chunk_end; chunk += kWarps, stage = (stage + 1) % kStages) {
-      const int ahead = chunk + (kStages - 1) * kWarps;
-      if (ahead < chunk_end) FetchKeys<Traits>(p, at, ahead, (stage + kStages - 1) % kStages);
+    for (int stage = 0; chunk < end; chunk += turn, stage = (stage + 1) % kStages) {
+      const int ahead = chunk + (kStages - 1) * turn;
+      if (ahead < end) FetchKeys<Traits>(p, at, ahead, (stage + kStages - 1) % kStages);
       ptx::CommitCopies();
       ptx::WaitCopies<kStages - 1>();
       __syncwarp();
-      DecodeChunk<Traits>(p, at, rows, chunk, stage, state);
+#pragma unroll
+      for (int part = 0; part < kKeys / 16; ++part) {
+        DecodeKeys<Traits>(
+            p, at, rows, chunk * kKeys + part * 16,
+            at.k_lane + stage * Traits::kStageBytes + part * 16 * Traits::kQkChunks * 16,
+            at.v_lane + stage * Traits::kStageBytes + part * 16 * Traits::kVChunks * 16, state);
+      }
       __syncwarp();
     }
   }

@@ -161,8 +161,9 @@ class FlashSm80Path final : public DevicePath {
     if (rejections->size() > before) return;
     const Kernels& kernels = KernelsFor(p);
     const TileInfo& tile = kernels.tile;
-    const int shared =
-        pass == Pass::kForward ? tile.forward_shared_bytes : BackwardShared(p, kernels, device);
+    const int shared = pass == Pass::kForward
+                           ? tile.forward[static_cast<int>(ModeOf(p))].shared_bytes
+                           : BackwardShared(p, kernels, device);
     if (shared > device.shared_bytes) {
       reject.Add(Reason::kArchUnsupported, Cat("needs ", shared, " bytes of shared memory > ",
                                                device.shared_bytes, " of the device"));
@@ -185,7 +186,8 @@ class FlashSm80Path final : public DevicePath {
     } else if (p.window_right < kUnlimited) {
       id += "_causal";
     }
-    if (NeedsOptions(p)) id += "_options";
+    const Mode mode = ModeOf(p);
+    if (mode != Mode::kPlain) id += mode == Mode::kDropout ? "_dropout" : "_options";
     if (pass == Pass::kBackward) return p.deterministic ? id + "_deterministic" : id;
     const ForwardPlan plan = PlanForward(p, tile, device);
     if (plan.decode) id += "_decode";
@@ -212,8 +214,7 @@ class FlashSm80Path final : public DevicePath {
     const ForwardPlan plan = PlanForward(p, kernels.tile, *launch.device);
     const ForwardParams params = MakeForwardParams(p, tensors, launch, plan);
     const auto run = plan.decode ? kernels.decode : kernels.forward;
-    if (absl::Status s =
-            ToStatus(run(params, NeedsOptions(p), launch.stream), "flash_sm80 forward");
+    if (absl::Status s = ToStatus(run(params, ModeOf(p), launch.stream), "flash_sm80 forward");
         !s.ok() || plan.splits == 1) {
       return s;
     }
@@ -283,7 +284,7 @@ class FlashSm80Path final : public DevicePath {
         params.kv_begin = kv;
         params.kv_count = kv_step;
         if (absl::Status s =
-                ToStatus(kernels.backward(params, NeedsOptions(p), stream), "flash_sm80 backward");
+                ToStatus(kernels.backward(params, ModeOf(p), stream), "flash_sm80 backward");
             !s.ok()) {
           return s;
         }

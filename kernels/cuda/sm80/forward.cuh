@@ -4,6 +4,7 @@
 #ifndef ATTN_KERNELS_CUDA_SM80_FORWARD_CUH_
 #define ATTN_KERNELS_CUDA_SM80_FORWARD_CUH_
 
+#include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
@@ -13,12 +14,12 @@
 
 namespace attn::cuda::sm80 {
 
-// Tile is a ForwardTile of tiles.h. kOptions: softcap, ALiBi, bias, dropout, or a scale that is not
-// positive; without them the scale folds into the exponent's multiply-add.
-template <class T_, class Tile_, bool kOptions_>
+// Tile is a ForwardTile of tiles.h.
+template <class T_, class Tile_, Mode kMode>
 struct ForwardTraits : Tile_ {
   using T = T_;
-  static constexpr bool kOptions = kOptions_;
+  static constexpr bool kOptions = kMode == Mode::kOptions, kDropout = kMode == Mode::kDropout;
+  static constexpr bool kMayDrop = kOptions || kDropout;
   static constexpr int kThreads = Tile_::kWarps * 32;
   static constexpr int kRowTiles = Tile_::kBlockM / (16 * Tile_::kWarps);  // m16 tiles per warp
   static constexpr int kQkChunks = Tile_::kHeadDim / 8;
@@ -27,6 +28,9 @@ struct ForwardTraits : Tile_ {
       ((Tile_::kBlockM + Tile_::kBlockN) * Tile_::kHeadDim + Tile_::kBlockN * Tile_::kHeadDimV) * 2;
   static constexpr uint32_t kSquares =
       (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
+  // Dropout's draws, for 64 keys at a time: two groups of 32 for each of a lane's rows.
+  static constexpr int kDrawGroups = 2, kDraws = 2 * kRowTiles * kDrawGroups;
+  static constexpr int kKeeps = Tile_::kBlockN / 64;
   static_assert(Tile_::kBlockM % (16 * Tile_::kWarps) == 0 && Tile_::kBlockN % 16 == 0);
 };
 
@@ -138,84 +142,138 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Forward
   }
 }
 
-// s := probabilities relative to the running maximum; o and sum are rescaled to it. Masked rows may
-// have no key yet.
+// Largest magnitude of a log2 score at which fma(s, scale, -base), base = top * scale rounded,
+// leaves the score `top` within 2^-19 of 0. Farther out that rounding would show: it stands in the
+// sum, but not in the probabilities, which are rounded to 16 bits.
+inline constexpr float kExactBase = 64.0f;
+// By how much (log2) a row's scores may pass what its probabilities are relative to before that is
+// raised and the accumulator rescaled. 2^8 is no loss: a rounding is relative to what is rounded.
+inline constexpr float kLazyRise = 8.0f;
+
+// s := probabilities relative to state.max, which follows the running maximum; o and sum are
+// rescaled to it. Masked rows may have no key yet. With dropout they, and the sum, are 2^keep_log2
+// times as large.
 template <class Traits, bool kMasked>
 __device__ __forceinline__ void OnlineSoftmax(
-    float scale_log2, ForwardState<Traits>& state,
+    float scale_log2, float keep_log2, ForwardState<Traits>& state,
     float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
+  constexpr int kColumns = Traits::kBlockN / 8;
+  float from[Traits::kRowTiles][2], correction[Traits::kRowTiles][2];
+  const float limit = Traits::kMayDrop ? fmaxf(kLazyRise - keep_log2, 0.0f) : kLazyRise;
+  bool far = false, rises = false;
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top = state.max[m][half];
 #pragma unroll
-      for (int n = 0; n < Traits::kBlockN / 8; ++n)
+      for (int n = 0; n < kColumns; ++n)
         top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float base = kMasked && top == -CUDART_INF_F ? 0.0f : top * scale_log2;
-      const float correction = ptx::Exp2(state.max[m][half] * scale_log2 - base);
+      // Without a key so far state.max is -infinity, and every score a rise.
+      const bool rise = (top - state.max[m][half]) * scale_log2 > limit;
+      if (!rise) top = state.max[m][half];
+      from[m][half] = kMasked && top == -CUDART_INF_F ? 0.0f : top;
+      correction[m][half] = ptx::Exp2((state.max[m][half] - from[m][half]) * scale_log2);
       state.max[m][half] = top;
+      rises |= rise;
+      far |= fabsf(from[m][half] * scale_log2) > kExactBase;
+    }
+  }
+  if (__any_sync(~0u, rises)) {  // mostly in a row's first tiles
 #pragma unroll
-      for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
-        state.o[m][n][2 * half] *= correction;
-        state.o[m][n][2 * half + 1] *= correction;
+    for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
+          state.o[m][n][2 * half] *= correction[m][half];
+          state.o[m][n][2 * half + 1] *= correction[m][half];
+        }
+        state.sum[m][half] *= correction[m][half];
       }
-      float sum = 0.0f;
+    }
+  }
+  if (__any_sync(~0u, far)) {  // rare
 #pragma unroll
-      for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+    for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+          s[m][n][2 * half] -= from[m][half];
+          s[m][n][2 * half + 1] -= from[m][half];
+        }
+        from[m][half] = 0.0f;
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float base = from[m][half] * scale_log2;
+      if constexpr (Traits::kMayDrop) base -= keep_log2;
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
         s[m][n][2 * half] = ptx::Exp2(fmaf(s[m][n][2 * half], scale_log2, -base));
         s[m][n][2 * half + 1] = ptx::Exp2(fmaf(s[m][n][2 * half + 1], scale_log2, -base));
-        sum += s[m][n][2 * half] + s[m][n][2 * half + 1];
+        state.sum[m][half] += s[m][n][2 * half] + s[m][n][2 * half + 1];
       }
-      state.sum[m][half] = state.sum[m][half] * correction + sum;
     }
   }
 }
 
-// Drops probabilities. The four lanes of a row share the work:
-// each draws the bits of every fourth block of eight keys. The draws are a loop, not unrolled:
-// sixteen copies of Philox overflow the instruction cache.
+// What dropout keeps of a tile: [64 keys].
 template <class Traits>
-__device__ __forceinline__ void Dropout(const ForwardParams& p, const ForwardPlace& at, int n0,
-                                        float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
-  constexpr int kGroups = (Traits::kBlockN / 8 + 3) / 4;  // draws per row: a byte each
-  constexpr int kRows = Traits::kRowTiles * 2;
-  static_assert(kGroups <= 4);
-  const int quad = at.lane & 3;
-  uint32_t drawn[kRows] = {};
-#pragma unroll 1
-  for (int draw = 0; draw < kRows * kGroups; ++draw) {
-    const int row = draw / kGroups, group = draw % kGroups;
-    const uint32_t bits = KeepBits(p.score, at.options.dropout_head,
-                                   RowOf<Traits>(at, row >> 1, row & 1), n0 / 8 + group * 4 + quad)
-                          << (8 * group);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r == row) drawn[r] |= bits;
-    }
+struct TileKeeps {
+  Keeps parts[Traits::kKeeps];
+  // Masks of row `half` of row tile m: n8 tile n, one of its elements e, or both.
+  __device__ __forceinline__ uint32_t Mask(int m, int half, int n, int e) const {
+    return parts[n / 8].template Mask<Traits::kDraws>(n % 4 / 2, n % 2 * 2 + e, Draw(m, half, n));
   }
+  __device__ __forceinline__ uint32_t PairMask(int m, int half, int n) const {
+    return parts[n / 8].template PairMask<Traits::kDraws>(n % 4 / 2, n % 2, Draw(m, half, n));
+  }
+  static __device__ __forceinline__ int Draw(int m, int half, int n) {
+    return (2 * m + half) * Traits::kDrawGroups + n % 8 / 4;
+  }
+};
+
+template <class Traits>
+__device__ __forceinline__ TileKeeps<Traits> DrawTile(const ForwardParams& p,
+                                                      const ForwardPlace& at, int n) {
+  TileKeeps<Traits> keeps;
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
+  for (int part = 0; part < Traits::kKeeps; ++part) {
+    keeps.parts[part] = DrawRows<2 * Traits::kRowTiles, Traits::kDrawGroups>(
+        p.score, at.options.dropout_head, RowOf<Traits>(at, 0, 0),
+        n * (Traits::kBlockN / 8) + part * 8, at.lane);
+  }
+  return keeps;
+}
+
+template <class Traits>
+__device__ __forceinline__ void DropProbabilities(
+    const TileKeeps<Traits>& keeps, float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {  // lane n of the quad drew blocks n, n + 4, …
-      const uint32_t bits = __shfl_sync(~0u, drawn[row], (at.lane & ~3) + n) >> (2 * quad);
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        if (group * 4 + n >= Traits::kBlockN / 8) continue;
-        float* x = &s[row >> 1][group * 4 + n][2 * (row & 1)];
-        x[0] = bits >> (8 * group) & 1 ? x[0] * p.score.keep_scale : 0.0f;
-        x[1] = bits >> (8 * group) & 2 ? x[1] * p.score.keep_scale : 0.0f;
+    for (int n = 0; n < Traits::kBlockN / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t mask = keeps.Mask(m, e / 2, n, e % 2);
+        s[m][n][e] = __uint_as_float(__float_as_uint(s[m][n][e]) & mask);
       }
     }
   }
 }
 
-// o += P V.
+// o += P V. kDropout: of the probabilities that `keeps` keeps.
 template <class Traits>
 __device__ __forceinline__ void Accumulate(
-    const ForwardPlace& at, ForwardState<Traits>& state,
+    const ForwardPlace& at, const TileKeeps<Traits>& keeps, ForwardState<Traits>& state,
     const float (&s)[Traits::kRowTiles][Traits::kBlockN / 8][4]) {
   using E = ptx::Element<typename Traits::T>;
   constexpr int kChunks = Traits::kVChunks;
@@ -228,6 +286,12 @@ __device__ __forceinline__ void Accumulate(
       a[m][1] = E::Pack(s[m][2 * step][2], s[m][2 * step][3]);
       a[m][2] = E::Pack(s[m][2 * step + 1][0], s[m][2 * step + 1][1]);
       a[m][3] = E::Pack(s[m][2 * step + 1][2], s[m][2 * step + 1][3]);
+      if constexpr (Traits::kDropout) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          a[m][x] &= keeps.PairMask(m, x % 2, 2 * step + x / 2);
+        }
+      }
     }
 #pragma unroll
     for (int n = 0; n < Traits::kHeadDimV / 16; ++n) {
@@ -250,6 +314,8 @@ __device__ __forceinline__ void KeyTile(const ForwardParams& p, const ForwardPla
   constexpr int kBlockN = Traits::kBlockN;
   const int64_t k_row = p.k_strides.token * 2, v_row = p.v_strides.token * 2;
   float s[Traits::kRowTiles][kBlockN / 8][4];
+  TileKeeps<Traits> keeps = {};
+  if constexpr (Traits::kDropout) keeps = DrawTile<Traits>(p, at, n);  // while K arrives
   ptx::WaitCopies<0>();
   __syncthreads();
   LoadTile<kBlockN, Traits::kVChunks, Traits::kThreads, kMasked>(
@@ -268,11 +334,11 @@ __device__ __forceinline__ void KeyTile(const ForwardParams& p, const ForwardPla
     ptx::CommitCopies();
   }
   OnlineSoftmax<Traits, kMasked || Traits::kOptions>(Traits::kOptions ? 1.0f : p.score.scale_log2,
-                                                     state, s);
+                                                     p.score.keep_log2, state, s);
   if constexpr (Traits::kOptions) {
-    if (p.score.threshold < 65536) Dropout<Traits>(p, at, n * kBlockN, s);
+    if (p.score.threshold < 65536) DropProbabilities<Traits>(DrawTile<Traits>(p, at, n), s);
   }
-  Accumulate<Traits>(at, state, s);
+  Accumulate<Traits>(at, keeps, state, s);
 }
 
 // The largest tile <= n and >= n_min of which the block mask shows something, and its bits; below
@@ -304,22 +370,54 @@ __device__ __forceinline__ float FinishRow(float max2, float sum, float sink, fl
   return lse2 * kLn2;
 }
 
-// Row `row` of out, this lane's columns.
-template <class Traits, bool kFp32>
-__device__ __forceinline__ void WriteRow(void* row, int head_dim_v, int lane, int half,
-                                         bool has_keys, float factor,
-                                         const float (&o)[Traits::kHeadDimV / 8][4]) {
+// Row `row` of an FP32 result, this lane's columns: whole sectors.
+template <class Traits>
+__device__ __forceinline__ void WriteRow(float* row, int head_dim_v, int lane, int half,
+                                         float factor, const float (&o)[Traits::kHeadDimV / 8][4]) {
 #pragma unroll
   for (int n = 0; n < Traits::kHeadDimV / 8; ++n) {
     const int c = n * 8 + (lane & 3) * 2;
     if (c >= head_dim_v) continue;
-    const float x = has_keys ? o[n][2 * half] * factor : 0.0f;
-    const float y = has_keys ? o[n][2 * half + 1] * factor : 0.0f;
-    if constexpr (kFp32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(row) + c) = make_float2(x, y);
-    } else {
-      *reinterpret_cast<uint32_t*>(static_cast<typename Traits::T*>(row) + c) =
-          ptx::Element<typename Traits::T>::Pack(x, y);
+    *reinterpret_cast<float2*>(row + c) =
+        make_float2(o[n][2 * half] * factor, o[n][2 * half + 1] * factor);
+  }
+}
+
+// A warp's rows of a 16-bit out: through its rows of the query tile, which it alone has read, so
+// that global memory is written 16 bytes at a time. `factors` are 0 in rows without keys.
+template <class Traits>
+__device__ __forceinline__ void WriteWarpRows(const ForwardParams& p, const ForwardPlace& at,
+                                              const float (&factors)[Traits::kRowTiles][2],
+                                              const ForwardState<Traits>& state) {
+  using T = typename Traits::T;
+  constexpr int kChunks = Traits::kVChunks, kRows = Traits::kRowTiles * 16;
+  static_assert(Traits::kHeadDimV <= Traits::kHeadDim);
+  const uint32_t tile = at.q_tile + at.warp * kRows * Traits::kQkChunks * 16;
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) {
+        ptx::StoreShared(
+            tile + TileOffset<kChunks>(m * 16 + half * 8 + at.lane / 4, n) + (at.lane & 3) * 4,
+            ptx::Element<T>::Pack(state.o[m][n][2 * half] * factors[m][half],
+                                  state.o[m][n][2 * half + 1] * factors[m][half]));
+      }
+    }
+  }
+  __syncwarp();
+  const int first = at.q0 + at.warp * kRows;
+  const int64_t out0 = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
+                       (at.s.q_token + first) * p.out_strides.token;
+#pragma unroll 4
+  for (int n = at.lane; n < kRows * kChunks; n += 32) {
+    const int row = n / kChunks, chunk = n % kChunks;
+    if (first + row < at.s.rows_q && chunk * 8 < p.head_dim_v) {
+      *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + out0 + row * p.out_strides.token +
+                                chunk * 8) =
+          ptx::LoadShared16(tile + TileOffset<kChunks>(row, chunk));
     }
   }
 }
@@ -327,12 +425,12 @@ __device__ __forceinline__ void WriteRow(void* row, int head_dim_v, int lane, in
 template <class Traits>
 __device__ __forceinline__ void WriteRows(const ForwardParams& p, const ForwardPlace& at,
                                           ForwardState<Traits>& state) {
-  using T = typename Traits::T;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
   const bool partial = p.splits > 1;  // the sink is the merge's
   const float sink =
       p.score.sinks != nullptr && !partial ? __ldg(p.score.sinks + at.h) : -CUDART_INF_F;
   const int64_t lse_row0 = at.s.lse + at.h * p.lse_head;
+  float factors[Traits::kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; ++m) {
 #pragma unroll
@@ -340,32 +438,32 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const ForwardP
       float sum = state.sum[m][half];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
+      if constexpr (Traits::kMayDrop) sum *= p.score.keep_inverse;
       const int i = RowOf<Traits>(at, m, half);
-      if (i >= at.s.rows_q) continue;
       const bool valid = i < at.s.len_q, has_keys = valid && sum > 0.0f;
-      float lse = valid ? sink : -CUDART_INF_F, factor = 0.0f;  // without keys exactly the sink
+      float lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
+      factors[m][half] = 0.0f;                   // and o is 0 there
       if (has_keys) {
-        lse = FinishRow(state.max[m][half] * scale_log2, sum, sink, &factor);
+        lse = FinishRow(state.max[m][half] * scale_log2, sum, sink, &factors[m][half]);
       }
+      if (i >= at.s.rows_q) continue;
       if (partial) {
         const int64_t row = at.split * p.partial_rows + lse_row0 + i;
-        WriteRow<Traits, true>(p.partial_out + row * p.head_dim_v, p.head_dim_v, at.lane, half,
-                               has_keys, factor, state.o[m]);
+        WriteRow<Traits>(p.partial_out + row * p.head_dim_v, p.head_dim_v, at.lane, half,
+                         factors[m][half], state.o[m]);
         if ((at.lane & 3) == 0) p.partial_lse[row] = valid ? lse : CUDART_INF_F;
         continue;
       }
-      const int64_t row = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
-                          (at.s.q_token + i) * p.out_strides.token;
       if (p.out_fp32) {
-        WriteRow<Traits, true>(static_cast<float*>(p.out) + row, p.head_dim_v, at.lane, half,
-                               has_keys, factor, state.o[m]);
-      } else {
-        WriteRow<Traits, false>(static_cast<T*>(p.out) + row, p.head_dim_v, at.lane, half, has_keys,
-                                factor, state.o[m]);
+        const int64_t row = at.s.batch * p.out_strides.batch + at.h * p.out_strides.head +
+                            (at.s.q_token + i) * p.out_strides.token;
+        WriteRow<Traits>(static_cast<float*>(p.out) + row, p.head_dim_v, at.lane, half,
+                         factors[m][half], state.o[m]);
       }
       if ((at.lane & 3) == 0) p.lse[lse_row0 + i] = lse;
     }
   }
+  if (!partial && !p.out_fp32) WriteWarpRows<Traits>(p, at, factors, state);
 }
 
 // Grid: tiles * splits * num_heads * batch, tiles fastest.

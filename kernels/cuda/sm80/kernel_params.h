@@ -9,6 +9,12 @@ namespace attn::cuda::sm80 {
 inline constexpr int kMaxSplits = 128;           // of the keys
 inline constexpr int kPrepareRowsPerBlock = 32;  // of the padded row space
 
+// What Forward and Backward are compiled for. kPlain: the softmax scale folds into the exponent's
+// multiply-add. kDropout: dropout too. kOptions: softcap, ALiBi, bias, or a scale that is not
+// positive, with or without dropout. Lengths, windows, block masks and sinks are in all.
+enum class Mode { kPlain, kDropout, kOptions };
+inline constexpr int kModes = 3;
+
 struct ForwardParams {
   const void *q, *k, *v;
   void* out;  // contiguous, layout of q
@@ -34,6 +40,8 @@ struct BackwardParams {
   const float *lse, *dlse;  // dlse may be null
   bool out_fp32;            // out is FP32
   // Scratch in the padded row space: [num_heads][padded_rows].
+  // With dropout both are shifted so that P becomes keep_scale P and its gradient need not be
+  // scaled: lse2 - keep_log2, delta / keep_scale.
   float* lse2;            // lse * log2(e); +infinity where the row has no weight
   float* delta;           // row_dot - dlse
   float* dq_accumulator;  // [num_heads][padded_rows][tile head_dim], in fragment order; null: dq is

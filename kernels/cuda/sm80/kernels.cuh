@@ -33,12 +33,15 @@ template <DType kType, int kHeadDim, int kHeadDimV>
 class Launcher {
   using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
   using Table = Tiles<kHeadDim, kHeadDimV>;
-  template <bool kOptions>
+  template <Mode kMode>
   using ForwardOf = ForwardTraits<
-      T, std::conditional_t<kOptions, typename Table::ForwardOptions, typename Table::Forward>,
-      kOptions>;
-  template <class Tile, bool kOptions>
-  using BackwardOf = BackwardTraits<T, Tile, kOptions>;
+      T,
+      std::conditional_t<kMode == Mode::kPlain, typename Table::Forward,
+                         std::conditional_t<kMode == Mode::kDropout, typename Table::ForwardDropout,
+                                            typename Table::ForwardOptions>>,
+      kMode>;
+  template <class Tile, Mode kMode>
+  using BackwardOf = BackwardTraits<T, Tile, kMode>;
   template <bool kOptions>
   using DecodeOf = DecodeTraits<T, typename Table::Decode, kOptions>;
   template <bool kRowDot>
@@ -56,16 +59,30 @@ class Launcher {
     return cudaGetLastError();
   }
 
-  static cudaError_t RunForward(const ForwardParams& p, bool options, cudaStream_t stream) {
+  template <Mode kMode>
+  static cudaError_t RunForwardOf(const ForwardParams& p, cudaStream_t stream) {
+    using Traits = ForwardOf<kMode>;
     const int64_t blocks = int64_t{p.tiles} * p.splits * p.num_heads * p.sequences.batch;
-    return options ? Run<ForwardOf<true>>(&Forward<ForwardOf<true>>, blocks, p, stream)
-                   : Run<ForwardOf<false>>(&Forward<ForwardOf<false>>, blocks, p, stream);
+    return Run<Traits>(&Forward<Traits>, blocks, p, stream);
   }
 
-  static cudaError_t RunDecode(const ForwardParams& p, bool options, cudaStream_t stream) {
+  static cudaError_t RunForward(const ForwardParams& p, Mode mode, cudaStream_t stream) {
+    switch (mode) {
+      case Mode::kPlain:
+        return RunForwardOf<Mode::kPlain>(p, stream);
+      case Mode::kDropout:
+        return RunForwardOf<Mode::kDropout>(p, stream);
+      case Mode::kOptions:
+        break;
+    }
+    return RunForwardOf<Mode::kOptions>(p, stream);
+  }
+
+  // Its loop waits for memory: options of their own would be no faster.
+  static cudaError_t RunDecode(const ForwardParams& p, Mode mode, cudaStream_t stream) {
     const int64_t blocks = int64_t{p.splits} * p.tiles * p.num_kv_heads * p.sequences.batch;
-    return options ? Run<DecodeOf<true>>(&Decode<DecodeOf<true>>, blocks, p, stream)
-                   : Run<DecodeOf<false>>(&Decode<DecodeOf<false>>, blocks, p, stream);
+    return mode != Mode::kPlain ? Run<DecodeOf<true>>(&Decode<DecodeOf<true>>, blocks, p, stream)
+                                : Run<DecodeOf<false>>(&Decode<DecodeOf<false>>, blocks, p, stream);
   }
 
   static cudaError_t RunPrepare(const BackwardParams& p, cudaStream_t stream) {
@@ -75,18 +92,29 @@ class Launcher {
     return cudaGetLastError();
   }
 
-  template <class Tile>
-  static cudaError_t RunBackward(const BackwardParams& p, bool options, cudaStream_t stream) {
-    using Plain = BackwardOf<Tile, false>;
-    using Optional = BackwardOf<Tile, true>;
+  template <class Tile, Mode kMode>
+  static cudaError_t RunBackwardOf(const BackwardParams& p, cudaStream_t stream) {
+    using Traits = BackwardOf<Tile, kMode>;
     const int64_t blocks = int64_t{p.key_tiles} * p.kv_count * p.batch_count;
-    return options ? Run<Optional>(&Backward<Optional>, blocks, p, stream)
-                   : Run<Plain>(&Backward<Plain>, blocks, p, stream);
+    return Run<Traits>(&Backward<Traits>, blocks, p, stream);
+  }
+
+  template <class Tile>
+  static cudaError_t RunBackward(const BackwardParams& p, Mode mode, cudaStream_t stream) {
+    switch (mode) {
+      case Mode::kPlain:
+        return RunBackwardOf<Tile, Mode::kPlain>(p, stream);
+      case Mode::kDropout:
+        return RunBackwardOf<Tile, Mode::kDropout>(p, stream);
+      case Mode::kOptions:
+        break;
+    }
+    return RunBackwardOf<Tile, Mode::kOptions>(p, stream);
   }
 
   template <class Tile>
   static cudaError_t RunFinish(const BackwardParams& p, cudaStream_t stream) {
-    using Traits = BackwardOf<Tile, false>;
+    using Traits = BackwardOf<Tile, Mode::kPlain>;
     const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
     if (blocks == 0) return cudaSuccess;
     Finish<Traits><<<static_cast<unsigned>(blocks), Traits::kThreads, 0, stream>>>(p);
@@ -97,7 +125,7 @@ class Launcher {
   static constexpr BackwardKernels BackwardKernelsOf() {
     return {.queries = Tile::kBlockM,
             .keys = Tile::kBlockN,
-            .shared_bytes = BackwardOf<Tile, false>::kSharedBytes,
+            .shared_bytes = BackwardOf<Tile, Mode::kPlain>::kSharedBytes,
             .backward = &RunBackward<Tile>,
             .finish = &RunFinish<Tile>};
   }
@@ -109,21 +137,26 @@ class Launcher {
     return Run<Traits>(&QueryGradient<Traits>, blocks, p, stream);
   }
 
-  static_assert(ForwardOf<true>::kSharedBytes <= ForwardOf<false>::kSharedBytes);
+  template <Mode kMode>
+  static constexpr ForwardInfo ForwardInfoOf() {
+    using Traits = ForwardOf<kMode>;
+    return {.queries = Traits::kBlockM,
+            .keys = Traits::kBlockN,
+            .shared_bytes = Traits::kSharedBytes,
+            .blocks_per_sm = Traits::kMinBlocks};
+  }
 
  public:
   static constexpr Kernels kKernels = {
       .tile = {.head_dim = kHeadDim,
                .head_dim_v = kHeadDimV,
-               .forward_queries = Table::Forward::kBlockM,
-               .forward_keys = Table::Forward::kBlockN,
-               .forward_shared_bytes = ForwardOf<false>::kSharedBytes,
-               .forward_blocks_per_sm = Table::Forward::kMinBlocks,
-               .option_queries = Table::ForwardOptions::kBlockM,
-               .option_keys = Table::ForwardOptions::kBlockN,
-               .option_blocks_per_sm = Table::ForwardOptions::kMinBlocks,
+               .forward = {ForwardInfoOf<Mode::kPlain>(), ForwardInfoOf<Mode::kDropout>(),
+                           ForwardInfoOf<Mode::kOptions>()},
+               .decode_keys = Table::Decode::kKeys,
                .decode_shared_bytes = DecodeOf<false>::kSharedBytes,
                .decode_blocks_per_sm = Table::Decode::kMinBlocks,
+               .decode_busy_blocks =
+                   (65536 - 1) / (Table::Decode::kWarps * DecodeOf<false>::kStageBytes) + 1,
                .gradient_queries = GradientOf<false>::kBlockM,
                .gradient_shared_bytes = GradientOf<false>::kSharedBytes},
       .forward = &RunForward,

@@ -11,28 +11,30 @@
 namespace attn::cuda::sm80 {
 
 // What the host has to know of a pair of tiles.
+struct ForwardInfo {
+  int queries, keys, shared_bytes, blocks_per_sm;
+};
 struct TileInfo {
   int head_dim, head_dim_v;  // of the tile
-  int forward_queries, forward_keys, forward_shared_bytes, forward_blocks_per_sm;
-  int option_queries, option_keys, option_blocks_per_sm;  // of the forward kernel with options
-  int decode_shared_bytes, decode_blocks_per_sm;
+  ForwardInfo forward[kModes];
+  // Decode; `busy`: thread blocks per multiprocessor whose loads keep memory busy.
+  int decode_keys, decode_shared_bytes, decode_blocks_per_sm, decode_busy_blocks;
   int gradient_queries, gradient_shared_bytes;  // QueryGradient
 };
 
 // Backward and Finish of one tile.
 struct BackwardKernels {
   int queries, keys, shared_bytes;
-  cudaError_t (*backward)(const BackwardParams& params, bool options, cudaStream_t stream);
+  cudaError_t (*backward)(const BackwardParams& params, Mode mode, cudaStream_t stream);
   cudaError_t (*finish)(const BackwardParams& params, cudaStream_t stream);
 };
 
 // Kernels of one element type and tile. All enqueue on the stream and return the launch's error.
 struct Kernels {
   TileInfo tile;
-  cudaError_t (*forward)(const ForwardParams& params, bool options, cudaStream_t stream);
-  // params.tiles and split_tiles count Decode's tiles: kDecodeRows (query, head) pairs, kDecodeKeys
-  // keys.
-  cudaError_t (*decode)(const ForwardParams& params, bool options, cudaStream_t stream);
+  cudaError_t (*forward)(const ForwardParams& params, Mode mode, cudaStream_t stream);
+  // params.tiles counts Decode's tiles: kDecodeRows (query, head) pairs.
+  cudaError_t (*decode)(const ForwardParams& params, Mode mode, cudaStream_t stream);
   // Prepare, then where there is a dbias row_dot, then Backward once for each slice of `params`,
   // then QueryGradient or Finish. query_gradient and row_dot count query_tiles in their own tiles.
   cudaError_t (*prepare)(const BackwardParams& params, cudaStream_t stream);

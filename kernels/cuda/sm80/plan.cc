@@ -98,8 +98,9 @@ const BackwardKernels& BackwardFor(const Kernels& kernels, const DevicePropertie
   return compact ? kernels.compact : kernels.wide;
 }
 
-bool NeedsOptions(const AttentionProblem& p) {
-  return p.softcap > 0.0f || p.alibi || p.bias || p.dropout || !(p.softmax_scale > 0.0f);
+Mode ModeOf(const AttentionProblem& p) {
+  if (p.softcap > 0.0f || p.alibi || p.bias || !(p.softmax_scale > 0.0f)) return Mode::kOptions;
+  return p.dropout ? Mode::kDropout : Mode::kPlain;
 }
 
 ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
@@ -111,16 +112,13 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
   int blocks_per_sm;
   if (plan.decode) {
     plan.tile_q = kDecodeRows;
-    plan.tile_k = kDecodeKeys;
+    plan.tile_k = tile.decode_keys;
     blocks_per_sm = tile.decode_blocks_per_sm;
-  } else if (NeedsOptions(p)) {
-    plan.tile_q = tile.option_queries;
-    plan.tile_k = tile.option_keys;
-    blocks_per_sm = tile.option_blocks_per_sm;
   } else {
-    plan.tile_q = tile.forward_queries;
-    plan.tile_k = tile.forward_keys;
-    blocks_per_sm = tile.forward_blocks_per_sm;
+    const ForwardInfo& forward = tile.forward[static_cast<int>(ModeOf(p))];
+    plan.tile_q = forward.queries;
+    plan.tile_k = forward.keys;
+    blocks_per_sm = forward.blocks_per_sm;
   }
   const int64_t heads = plan.decode ? p.num_kv_heads : p.num_heads;
   const int64_t rows_per_query = plan.decode ? p.group() : 1;
@@ -134,8 +132,11 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
   const int64_t key_tiles = CeilDiv(longest, plan.tile_k);
   plan.split_tiles = static_cast<int>(key_tiles);
   // A split of fewer tiles spends its time on the prologue and the merge.
-  const int64_t min_tiles = plan.decode ? 8 : 4;
-  if (work == 0 || work * 5 >= slots * 4 || key_tiles < 2 * min_tiles) return plan;
+  constexpr int64_t min_tiles = 4;
+  const int64_t enough = plan.decode
+                             ? int64_t{device.multiprocessors} * tile.decode_busy_blocks * 9 / 10
+                             : slots * 4 / 5;
+  if (work == 0 || work >= enough || key_tiles < 2 * min_tiles) return plan;
   const int64_t wanted =
       std::min({slots / work, key_tiles / min_tiles, static_cast<int64_t>(kMaxSplits)});
   if (wanted < 2) return plan;
@@ -170,7 +171,7 @@ TileModel ModelForward(const AttentionProblem& p, const TileInfo& tile, const Fo
   const int64_t heads_per_read = plan.decode ? p.group() : 1;
   TileModel model = SumOver(p, [&](int64_t b, int64_t h) {
     int64_t loaded = 0;
-    ForQueryTiles(p, b, h, plan.decode ? tile.forward_queries : plan.tile_q, plan.tile_k,
+    ForQueryTiles(p, b, h, plan.decode ? tile.forward[0].queries : plan.tile_q, plan.tile_k,
                   [&](int64_t rows, int64_t keys, int64_t) {
                     // Each split loads the queries again; one that sees no key loads none.
                     loaded += rows * bytes.q_row * plan.splits;

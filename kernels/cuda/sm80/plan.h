@@ -21,9 +21,8 @@ const Kernels& KernelsFor(const AttentionProblem& p);
 // neither.
 const BackwardKernels& BackwardFor(const Kernels& kernels, const DeviceProperties& device);
 
-// Whether the call needs the kernels with options: softcap, ALiBi, bias, dropout, or a scale that
-// is not positive.
-bool NeedsOptions(const AttentionProblem& p);
+// The kernels that the call needs.
+Mode ModeOf(const AttentionProblem& p);
 
 // How a forward pass runs. Few rows leave multiprocessors idle: then each walks over a part of the
 // keys, and the parts are merged.

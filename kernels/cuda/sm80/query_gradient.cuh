@@ -4,6 +4,7 @@
 #ifndef ATTN_KERNELS_CUDA_SM80_QUERY_GRADIENT_CUH_
 #define ATTN_KERNELS_CUDA_SM80_QUERY_GRADIENT_CUH_
 
+#include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
 #include "kernels/cuda/ptx/math.cuh"
@@ -45,25 +46,17 @@ __device__ __forceinline__ void RowGradients(const BackwardParams& p, const Quer
   constexpr int kSquareColumns = Traits::kBlockN / kMaskStep;
   const int quad = at.lane & 3, in_tile = at.warp * 16 + at.lane / 4;
   if (p.score.threshold < 65536) {
-    constexpr int kGroups = Traits::kColumns / 4;  // draws per row: a byte each
-    static_assert(kGroups <= 4 && Traits::kColumns % 4 == 0);
-    uint32_t drawn[2] = {};
-#pragma unroll 1
-    for (int draw = 0; draw < 2 * kGroups; ++draw) {
-      const int half = draw / kGroups, group = draw % kGroups;
-      const uint32_t bits = KeepBits(p.score, at.options.dropout_head, at.q0 + in_tile + half * 8,
-                                     n0 / 8 + group * 4 + quad)
-                            << (8 * group);
-      drawn[0] |= half == 0 ? bits : 0;
-      drawn[1] |= half == 1 ? bits : 0;
-    }
+    constexpr int kGroups = Traits::kColumns / 4;
+    static_assert(Traits::kColumns % 4 == 0);
+    const Keeps keeps =
+        DrawRows<2, kGroups>(p.score, at.options.dropout_head, at.q0 + in_tile, n0 / 8, at.lane);
 #pragma unroll
     for (int n = 0; n < Traits::kColumns; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const uint32_t bits = __shfl_sync(~0u, drawn[e >> 1], (at.lane & ~3) + n % 4);
-        const bool keep = (bits >> (8 * (n / 4) + 2 * quad + (e & 1)) & 1) != 0;
-        dp[0][n][e] = keep ? dp[0][n][e] * p.score.keep_scale : 0.0f;
+        const uint32_t mask =
+            keeps.Mask<2 * kGroups>(n % 4 / 2, n % 2 * 2 + e % 2, e / 2 * kGroups + n / 4);
+        dp[0][n][e] = __uint_as_float(__float_as_uint(dp[0][n][e]) & mask);
       }
     }
   }
@@ -216,7 +209,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
       const int64_t row = at.h * p.padded_rows + at.s.padded + i;
       const float dlse = p.dlse != nullptr ? p.dlse[at.s.lse + at.h * p.lse_head + i] : 0.0f;
       // Rows without weight keep the 0 that Prepare wrote.
-      if (p.lse2[row] != CUDART_INF_F) p.delta[row] = sum - dlse;
+      if (p.lse2[row] != CUDART_INF_F) p.delta[row] = (sum - dlse) * p.score.keep_inverse;
     }
     return;
   }

@@ -15,11 +15,12 @@ struct ForwardTile {
   static constexpr int kMinBlocks = kMinBlocks_;  // CTAs per SM the register budget is set for
 };
 
-// Rows of a CTA of Decode, and keys a warp takes at a time: one mma tile each.
-inline constexpr int kDecodeRows = 16, kDecodeKeys = 16;
+// Rows of a CTA of Decode: one mma tile.
+inline constexpr int kDecodeRows = 16;
 
-template <int kHeadDim_, int kHeadDimV_, int kStages_, int kMinBlocks_>
+template <int kHeadDim_, int kHeadDimV_, int kKeys_, int kStages_, int kMinBlocks_>
 struct DecodeTile {
+  static constexpr int kKeys = kKeys_;  // a warp takes at a time
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kWarps = 4;
   static constexpr int kStages = kStages_;  // buffers of keys and values of each warp
@@ -42,19 +43,22 @@ struct BackwardTile {
 // Forward: 32 rows per warp, so that each K and V fragment read from shared memory feeds two
 // products; two CTAs per SM, so that one's softmax hides under the other's products. From head_dim
 // 192 on the accumulator of 32 rows alone would be 192 registers: 16 rows per warp.
-// ForwardOptions: 16 rows per warp; with 32 the options do not find registers.
-// Decode: 100 to 130 KiB of loads in flight per SM, what memory needs to be busy.
-// Backward: the largest tiles whose accumulators (dK and dV: kBlockN x (head_dim + head_dim_v) /
-// 256 per thread) and buffers fit one CTA of eight warps per SM. CompactBackward: for devices with
-// 164 KiB of shared memory per block (8.0) at head_dim 256, with 100 KiB (8.6, 8.9, 12.0) at the
-// others. QueryGradient: dQ or row_dot alone; 16 rows per warp.
+// ForwardDropout: as Forward, but at most eight draws of a lane for a tile. ForwardOptions: 16 rows
+// per warp; with 32 the options do not find registers.
+// Decode: runs of 32 keys, which memory serves faster than 16; more loads in flight than about 64
+// KiB per SM gain nothing, so 128 KiB of buffers. Backward: the largest tiles whose accumulators
+// (dK and dV: kBlockN x (head_dim + head_dim_v) / 256 per thread) and buffers fit one CTA of eight
+// warps per SM. CompactBackward: for devices with 164 KiB of shared memory per block (8.0) at
+// head_dim 256, with 100 KiB (8.6, 8.9, 12.0) at the others. QueryGradient: dQ or row_dot alone; 16
+// rows per warp.
 template <int kHeadDim, int kHeadDimV>
 struct Tiles;
 
 template <>
 struct Tiles<64, 64> {
-  using Decode = DecodeTile<64, 64, 3, 4>;
+  using Decode = DecodeTile<64, 64, 32, 2, 3>;
   using Forward = ForwardTile<64, 64, 128, 128, 4, 2>;
+  using ForwardDropout = ForwardTile<64, 64, 128, 128, 4, 2>;
   using ForwardOptions = ForwardTile<64, 64, 64, 64, 4, 3>;
   using Backward = BackwardTile<64, 64, 128, 128, 8, 4, 4, 4, 2>;
   using CompactBackward = BackwardTile<64, 64, 64, 64, 8, 2, 2, 2, 2>;
@@ -62,8 +66,9 @@ struct Tiles<64, 64> {
 };
 template <>
 struct Tiles<96, 96> {
-  using Decode = DecodeTile<96, 96, 3, 2>;
+  using Decode = DecodeTile<96, 96, 32, 2, 2>;
   using Forward = ForwardTile<96, 96, 128, 64, 4, 2>;
+  using ForwardDropout = ForwardTile<96, 96, 128, 64, 4, 2>;
   using ForwardOptions = ForwardTile<96, 96, 64, 64, 4, 2>;
   using Backward = BackwardTile<96, 96, 64, 128, 8, 4, 4, 4, 2>;
   using CompactBackward = BackwardTile<96, 96, 64, 64, 8, 2, 4, 4, 2>;
@@ -71,8 +76,9 @@ struct Tiles<96, 96> {
 };
 template <>
 struct Tiles<128, 128> {
-  using Decode = DecodeTile<128, 128, 3, 2>;
+  using Decode = DecodeTile<128, 128, 32, 2, 1>;
   using Forward = ForwardTile<128, 128, 128, 64, 4, 2>;
+  using ForwardDropout = ForwardTile<128, 128, 128, 64, 4, 2>;
   using ForwardOptions = ForwardTile<128, 128, 64, 64, 4, 2>;
   using Backward = BackwardTile<128, 128, 64, 128, 8, 4, 2, 2, 2>;
   using CompactBackward = BackwardTile<128, 128, 64, 64, 8, 2, 2, 2, 1>;
@@ -80,8 +86,9 @@ struct Tiles<128, 128> {
 };
 template <>
 struct Tiles<192, 128> {
-  using Decode = DecodeTile<192, 128, 2, 2>;
+  using Decode = DecodeTile<192, 128, 32, 2, 1>;
   using Forward = ForwardTile<192, 128, 64, 64, 4, 2>;
+  using ForwardDropout = ForwardTile<192, 128, 64, 64, 4, 2>;
   using ForwardOptions = ForwardTile<192, 128, 64, 64, 4, 2>;
   using Backward = BackwardTile<192, 128, 64, 64, 8, 2, 2, 2, 2>;
   using CompactBackward = BackwardTile<192, 128, 64, 64, 8, 2, 2, 2, 1>;
@@ -89,8 +96,9 @@ struct Tiles<192, 128> {
 };
 template <>
 struct Tiles<256, 256> {
-  using Decode = DecodeTile<256, 256, 2, 1>;
+  using Decode = DecodeTile<256, 256, 16, 2, 1>;
   using Forward = ForwardTile<256, 256, 64, 64, 4, 2>;
+  using ForwardDropout = ForwardTile<256, 256, 64, 64, 4, 2>;
   using ForwardOptions = ForwardTile<256, 256, 64, 64, 4, 2>;
   using Backward = BackwardTile<256, 256, 64, 64, 8, 2, 2, 2, 2>;
   using CompactBackward = BackwardTile<256, 256, 64, 64, 8, 2, 2, 2, 1>;

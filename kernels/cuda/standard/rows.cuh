@@ -2,6 +2,7 @@
 #ifndef ATTN_KERNELS_CUDA_STANDARD_ROWS_CUH_
 #define ATTN_KERNELS_CUDA_STANDARD_ROWS_CUH_
 
+#include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/standard/element.cuh"
 #include "kernels/cuda/standard/rows.h"

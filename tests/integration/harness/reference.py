@@ -221,8 +221,9 @@ def backward(case, dout, dlse=None):
             ds = head.p * (dp - row_dot[:, None] + dl[:, None])
             size_dp = (np.abs(do) @ np.abs(head.v).T) * head.keep
             w = ((u + head.c)[:, None] * (np.abs(ds) + head.p * (a + np.abs(dl))[:, None])
-                 + 2.0 ** -22 * head.p * size_dp + eta)
-            ds_t, w_t = ds * head.dcap, w * head.dcap
+                 + 2.0 ** -22 * head.p * size_dp)
+            # eta is what storing a ds in 16 bits can cost, so the softcap's slope does not shrink it.
+            ds_t, w_t, w = ds * head.dcap, w * head.dcap + eta, w + eta
             grads["q"].value[rows_q][:, h] += scale * ds_t @ head.k
             grads["q"].bound[rows_q][:, h] += abs(scale) * w_t @ np.abs(head.k)
             grads["k"].value[rows_k][:, kv] += scale * ds_t.T @ head.q
