@@ -1,6 +1,6 @@
 // Charts over time, and the roofline. Drawn at the size they have, so that text stays readable.
 
-const HEIGHT = 150, LEFT = 62, RIGHT = 10, TOP = 8, BOTTOM = 20;
+const HEIGHT = 150, LEFT = 80, RIGHT = 12, TOP = 8, BOTTOM = 20;
 
 // Round steps that divide 0 to `most` into two to five parts; binary for bytes would not read better.
 const ticksTo = (most) => {
@@ -23,8 +23,14 @@ const path = (points) => {
   return d;
 };
 
-// A chart of `series`, [[label, function of (history, i) giving a number or null], …], over the last
-// `span` seconds. Pointing at it shows the values there. update(history) draws anew.
+// How many seconds the charts show: as much as there is, up to four minutes.
+const spanOf = (history) => {
+  const oldest = Math.max(0, ...history.age_s);
+  return [60, 120, 240].find((span) => oldest <= span * 1.05) ?? 240;
+};
+
+// A chart of `series`, [[label, function of (history, i) giving a number or null], …]. Pointing at it
+// shows the values there. update(history) draws anew.
 class TimeChart {
   constructor(title, show, series, options = {}) {
     this.show = show;
@@ -48,20 +54,20 @@ class TimeChart {
     if (!this.history || this.history.age_s.length === 0) return;
     const box = this.canvas.getBoundingClientRect();
     const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
-    this.pointed = TimeChart.SPAN * (1 - Math.min(1, Math.max(0, share)));
+    this.pointed = spanOf(this.history) * (1 - Math.min(1, Math.max(0, share)));
     this.draw();
   }
 
   draw() {
     const h = this.history;
     if (!h) return;
-    const n = h.age_s.length;
+    const n = h.age_s.length, span = spanOf(h);
     const values = this.series.map(([, value]) => h.age_s.map((_, i) => value(h, i)));
     const known = values.flat().filter((v) => v !== null && Number.isFinite(v));
     const most = this.options.most ?? Math.max(...known, 0);
     const ticks = ticksTo(most > 0 ? most : 1), top = this.options.most ?? ticks[ticks.length - 1];
     const width = Math.max(200, this.canvas.clientWidth);
-    const x = (age) => LEFT + (width - LEFT - RIGHT) * (1 - age / TimeChart.SPAN);
+    const x = (age) => LEFT + (width - LEFT - RIGHT) * (1 - age / span);
     const y = (v) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - v / top);
 
     let at = n - 1;
@@ -82,17 +88,17 @@ class TimeChart {
       if (tick > top * 1.0001) continue;
       parts.push(svg('line', {class: 'grid', x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick)}));
       if (!empty && (most > 0 || tick === 0)) {
-        parts.push(svg('text', {x: LEFT - 6, y: y(tick) + 4, 'text-anchor': 'end'}, this.show(tick)));
+        parts.push(svg('text', {x: LEFT - 6, y: y(tick) + 4, 'text-anchor': 'end'}, tick === 0 ? '0' : this.show(tick)));
       }
     }
-    for (const minutes of [4, 3, 2, 1, 0]) {
+    for (let part = 0; part <= 4; ++part) {
+      const age = span * part / 4;
       parts.push(svg('text', {
-        x: x(minutes * 60), y: HEIGHT - 4,
-        'text-anchor': minutes === 0 ? 'end' : minutes === 4 ? 'start' : 'middle',
-      }, minutes === 0 ? 'now' : `−${minutes} min`));
+        x: x(age), y: HEIGHT - 4, 'text-anchor': part === 0 ? 'end' : part === 4 ? 'start' : 'middle',
+      }, part === 0 ? 'now' : span <= 120 ? `−${age} s` : `−${age / 60} min`));
     }
     values.forEach((list, s) => {
-      const points = list.map((v, i) => v === null || !Number.isFinite(v) || h.age_s[i] > TimeChart.SPAN ?
+      const points = list.map((v, i) => v === null || !Number.isFinite(v) || h.age_s[i] > span ?
           null : [x(h.age_s[i]), y(v)]);
       parts.push(svg('path', {class: `line c${s}`, d: path(points)}));
     });
@@ -108,8 +114,6 @@ class TimeChart {
     }, parts));
   }
 }
-TimeChart.SPAN = 240;
-
 // Rate against intensity, both logarithmic: the roof that `device` has, and a dot for each shape.
 const rooflineChart = (canvas, device, shapes) => {
   const peak = device.roofline_tflops * 1e12, copy = device.roofline_gb_per_s * 1e9;
@@ -131,7 +135,8 @@ const rooflineChart = (canvas, device, shapes) => {
   }
   for (let e = low; e <= high; ++e) {
     parts.push(svg('line', {class: 'grid', x1: x(10 ** e), x2: x(10 ** e), y1: TOP, y2: height - bottom}),
-               svg('text', {x: x(10 ** e), y: height - bottom + 15, 'text-anchor': 'middle'}, digits(10 ** e)));
+               svg('text', {x: x(10 ** e), y: height - bottom + 15, 'text-anchor': e === high ? 'end' : 'middle'},
+                   digits(10 ** e)));
   }
   parts.push(svg('text', {x: (LEFT + width) / 2, y: height - 4, 'text-anchor': 'middle'}, 'FLOP per compulsory byte'));
   parts.push(svg('path', {class: 'roof', d: path([

@@ -69,14 +69,25 @@ const bars = (rows) => {
   return el('div', {class: 'bars'}, rows.map(([label, value, text, color]) => {
     const fill = el('div', {class: 'fill ' + (color ?? '')});
     fill.style.width = (100 * value / most).toFixed(2) + '%';
+    fill.hidden = value === 0;
     return [el('span', {}, label), el('div', {class: 'track'}, fill), el('span', {class: 'number'}, text)];
   }));
 };
+
+// A name that may be broken after an underscore.
+const breakable = (text) => text.split(/(?<=_)/).flatMap((part, i) => i === 0 ? [part] : [el('wbr'), part]);
 
 const table = (header, rows) => [
   el('thead', {}, el('tr', {}, header)),
   el('tbody', {}, rows),
 ];
+
+// "9.2× less than standard"
+const lessThanStandard = (s) => {
+  if (!(s.tile_bytes > 0) || !(s.standard_bytes > 0)) return '';
+  const times = s.standard_bytes / s.tile_bytes;
+  return times >= 1 ? `${digits(times)}× less than standard` : `${digits(1 / times)}× more than standard`;
+};
 
 const shapeText = (s) => {
   if (!s) return '';

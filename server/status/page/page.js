@@ -70,7 +70,7 @@ const drawCalls = (status) => {
   if (focused) [...document.querySelectorAll('[data-call]')].find((b) => b.dataset.call === focused)?.focus();
 };
 
-const cell = (text, look = '') => el('td', {class: look}, text);
+const cell = (text, look = '') => el('td', {class: look || null}, text);
 const chipCell = (text, look) => el('td', {}, el('span', {class: 'chip ' + look}, text));
 const heads = (...names) => names.map((name) => el('th', {}, name));
 const panel = (title, ...content) => el('div', {class: 'box'}, el('h3', {}, title), content);
@@ -80,16 +80,16 @@ const pathRow = (p) => {
   const failed = p.self_test_failed.length;
   const test = failed > 0 ? chipCell(`${failed} failed`, 'bad') :
       p.self_test_passed > 0 ? chipCell(`${p.self_test_passed} passed`, 'flash') : cell('not run');
-  const words = [...p.reasons.map((r) => r.sentence), ...p.self_test_failed].join(' ');
+  const words = [...p.reasons.map((r) => r.reason + (r.detail ? ': ' + r.detail : '')), ...p.self_test_failed].join('; ');
   return el('tr', {}, cell(p.path), chipCell(p.available ? 'available' : 'off', p.available ? 'flash' : ''), test,
             cell(words, 'text'));
 };
 
-const deviceRow = (d) => {
+const deviceRow = (d, errors) => {
   const memory = d.memory_limit_bytes ? `${format.bytes(d.memory_in_use_bytes)} of ${format.bytes(d.memory_limit_bytes)} in use` :
       d.memory_bytes ? format.bytes(d.memory_bytes) : '–';
   return el('tr', {}, cell(`${d.kind.toUpperCase()} ${d.index}`), chipCell(d.healthy ? 'healthy' : 'unhealthy', d.healthy ? 'flash' : 'bad'),
-            cell(d.name || '–', 'text'), cell(d.isa || '–'), cell(memory), cell(d.error, d.error ? 'text' : ''));
+            cell(d.name || '–', 'text'), cell(d.isa || '–'), cell(memory), errors ? cell(d.error, 'text') : null);
 };
 
 const canaryPanel = (canary) => {
@@ -102,6 +102,7 @@ const canaryPanel = (canary) => {
 };
 
 const drawHealth = (status) => {
+  const errors = status.devices.some((d) => d.error);
   const load = status.load, totals = status.totals;
   const use = [['calls in flight', load.inflight_requests, load.inflight_requests_limit, format.count],
     ['bytes in flight', load.inflight_bytes, load.inflight_bytes_limit, format.bytes],
@@ -110,6 +111,7 @@ const drawHealth = (status) => {
   const meters = el('div', {class: 'bars'}, use.map(([name, value, most, show]) => {
     const fill = el('div', {class: 'fill c0'});
     fill.style.width = Math.min(100, 100 * (ratio(value, most) ?? 0)).toFixed(1) + '%';
+    fill.hidden = value === 0;
     return [el('span', {}, name), el('div', {class: 'track'}, fill), el('span', {class: 'number'}, `${show(value)} of ${show(most)}`)];
   }));
   const codes = Object.entries(totals.codes).map(([code, n]) =>
@@ -117,7 +119,8 @@ const drawHealth = (status) => {
   const fallbacks = totals.fallbacks.map((f) => el('tr', {}, cell(f.reason), cell(f.pass), cell(format.count(f.calls), 'n')));
   $('health').replaceChildren(
       panel('Paths', wide(heads('path', 'state', 'self-test', 'why it is off'), status.paths.map(pathRow))),
-      panel('Devices', wide(heads('device', 'state', 'name', 'ISA', 'memory', 'error'), status.devices.map(deviceRow))),
+      panel('Devices', wide(heads('device', 'state', 'name', 'ISA', 'memory', ...(errors ? ['error'] : [])),
+                            status.devices.map((d) => deviceRow(d, errors)))),
       canaryPanel(status.canary), panel('Capacity', meters),
       panel('Answers since the start', codes.length > 0 ? wide(heads('code', 'calls'), codes) : el('p', {class: 'empty'}, 'None yet.')),
       panel('Not on flash since the start', fallbacks.length > 0 ? wide(heads('reason', 'pass', 'calls'), fallbacks) :

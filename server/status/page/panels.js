@@ -131,7 +131,7 @@ const drawPlans = (status) => {
       if (!cell) return el('span', {});
       const look = !cell.path ? 'bad' : cell.flash ? 'flash' : 'standard';
       return el('span', {class: `chip ${look}${cell.takes_calls || !cell.path ? '' : ' idle'}`,
-                         title: cell.kernel}, cell.path ?? 'none', mark(cell.reasons));
+                         title: cell.kernel}, breakable(cell.path ?? 'none'), mark(cell.reasons));
     };
     const shapes = plans.shapes.map((shape, s) => el('div', {class: 'box'},
         el('h3', {}, shape.name), el('p', {class: 'note'}, shape.text),
@@ -147,9 +147,9 @@ const drawPlans = (status) => {
   }));
 };
 
-const trafficBars = (s, path) => bars([
+const trafficBars = (s, path, flash) => bars([
   ['standard', s.standard_bytes, format.bytes(s.standard_bytes), 'c1'],
-  [path, s.tile_bytes, format.bytes(s.tile_bytes), 'c2'],
+  [path, s.tile_bytes, format.bytes(s.tile_bytes), flash ? 'c2' : 'c1'],
   ['compulsory', s.compulsory_bytes, format.bytes(s.compulsory_bytes), 'c0'],
 ]);
 
@@ -161,15 +161,14 @@ const drawTraffic = (status) => {
                    compulsory_bytes: all('compulsory_bytes')};
     boxes.push(el('div', {class: 'box'}, el('div', {class: 'about'},
         el('h3', {}, 'All calls since the start'),
-        el('small', {}, `${digits(total.standard_bytes / total.tile_bytes)}× less than standard`)),
-        trafficBars(total, 'what ran')));
+        el('small', {}, lessThanStandard(total))), trafficBars(total, 'what ran', true)));
   }
-  for (const s of status.shapes.slice(0, 11)) {
-    const times = s.tile_bytes > 0 ? `, ${digits(s.standard_bytes / s.tile_bytes)}× less than standard` : '';
+  for (const s of status.shapes.slice(0, 7)) {
     boxes.push(el('div', {class: 'box'}, el('div', {class: 'about'},
         el('h3', {}, `${s.pass} ${shapeText(s.shape)}`),
-        el('small', {}, `${s.calls} of the last ${status.calls.length} calls${s.flash ? times : ''}`)),
-        trafficBars(s, s.path)));
+        el('small', {}, `${s.calls} of the last ${status.calls.length} calls` +
+           (s.flash ? ', ' + lessThanStandard(s) : ''))),
+        trafficBars(s, s.path, s.flash)));
   }
   $('traffic').replaceChildren(boxes.length > 0 ? el('div', {class: 'rows'}, boxes) :
       el('p', {class: 'empty box'}, 'No call has been served yet.'));
