@@ -51,7 +51,7 @@ const showCall = (call) => {
 const drawCalls = (status) => {
   const focused = document.activeElement?.dataset?.call;
   const header = [['time', ''], ['call', ''], ['method', 'roomy'], ['shape', 'roomy'], ['path', ''], ['kernel', 'n'],
-    ['handler', 'n'], ['rate', 'n roomy'], ['code', 'roomy']].map(([name, look]) => el('th', {class: look}, name));
+    ['handler', 'n'], ['rate', 'n roomy']].map(([name, look]) => el('th', {class: look}, name));
   const rows = status.calls.map((call) => {
     const button = el('button', {type: 'button', class: 'link', 'data-call': call.id}, call.id);
     button.addEventListener('click', () => showCall(call));
@@ -61,8 +61,7 @@ const drawCalls = (status) => {
         el('td', {}, el('span', {class: 'chip ' + look}, r ? r.path : call.code)),
         el('td', {class: 'n'}, r ? format.nanos(r.times.kernel_ns) : '–'),
         el('td', {class: 'n'}, format.nanos(call.handler_ns)),
-        el('td', {class: 'n roomy'}, r ? format.flopRate(r.achieved_tflops * 1e12) : '–'),
-        el('td', {class: 'roomy'}, call.code));
+        el('td', {class: 'n roomy'}, r ? format.flopRate(r.achieved_tflops * 1e12) : '–'));
   });
   $('calls').replaceChildren(...table(header, rows));
   $('calls-note').textContent = rows.length === 0 ? 'No call has come yet.' :
@@ -72,7 +71,8 @@ const drawCalls = (status) => {
 
 const cell = (text, look = '') => el('td', {class: look || null}, text);
 const chipCell = (text, look) => el('td', {}, el('span', {class: 'chip ' + look}, text));
-const heads = (...names) => names.map((name) => el('th', {}, name));
+// '#name' heads a column of numbers.
+const heads = (...names) => names.map((name) => name[0] === '#' ? el('th', {class: 'n'}, name.slice(1)) : el('th', {}, name));
 const panel = (title, ...content) => el('div', {class: 'box'}, el('h3', {}, title), content);
 const wide = (header, rows) => el('div', {class: 'wide'}, el('table', {}, table(header, rows)));
 
@@ -89,7 +89,7 @@ const deviceRow = (d, errors) => {
   const memory = d.memory_limit_bytes ? `${format.bytes(d.memory_in_use_bytes)} of ${format.bytes(d.memory_limit_bytes)} in use` :
       d.memory_bytes ? format.bytes(d.memory_bytes) : '–';
   return el('tr', {}, cell(`${d.kind.toUpperCase()} ${d.index}`), chipCell(d.healthy ? 'healthy' : 'unhealthy', d.healthy ? 'flash' : 'bad'),
-            cell(d.name || '–', 'text'), cell(d.isa || '–'), cell(memory), errors ? cell(d.error, 'text') : null);
+            cell(d.name || '–', 'text slim'), cell(d.isa || '–'), cell(memory), errors ? cell(d.error, 'text') : null);
 };
 
 const canaryPanel = (canary) => {
@@ -122,8 +122,8 @@ const drawHealth = (status) => {
       panel('Devices', wide(heads('device', 'state', 'name', 'ISA', 'memory', ...(errors ? ['error'] : [])),
                             status.devices.map((d) => deviceRow(d, errors)))),
       canaryPanel(status.canary), panel('Capacity', meters),
-      panel('Answers since the start', codes.length > 0 ? wide(heads('code', 'calls'), codes) : el('p', {class: 'empty'}, 'None yet.')),
-      panel('Not on flash since the start', fallbacks.length > 0 ? wide(heads('reason', 'pass', 'calls'), fallbacks) :
+      panel('Answers since the start', codes.length > 0 ? wide(heads('code', '#calls'), codes) : el('p', {class: 'empty'}, 'None yet.')),
+      panel('Not on flash since the start', fallbacks.length > 0 ? wide(heads('reason', 'pass', '#calls'), fallbacks) :
           el('p', {class: 'empty'}, 'No call.')));
 };
 

@@ -123,10 +123,14 @@ const drawPlans = (status) => {
     const mark = (index) => {
       if (plans.reasons[index].length === 0) return null;
       if (!used.includes(index)) used.push(index);
-      return el('sup', {}, ' ' + letter(used.indexOf(index)));
+      return el('sup', {}, '\u00a0' + letter(used.indexOf(index)));
     };
     const cells = plans.cells.filter((c) => c.device === kind);
     const dtypes = [...new Set(cells.map((c) => c.dtype))];
+    if (cells.every((c) => !c.path && c.reasons === cells[0].reasons)) {
+      return el('div', {class: 'kind'}, el('h3', {}, deviceText(kind, status.devices) + ': takes no call.'),
+                plans.reasons[cells[0].reasons].map((r) => el('p', {class: 'note'}, r.sentence)));
+    }
     const chip = (cell) => {
       if (!cell) return el('span', {});
       const look = !cell.path ? 'bad' : cell.flash ? 'flash' : 'standard';
