@@ -228,22 +228,45 @@ double Metrics::FallbackCount(Pass pass, std::optional<Reason> reason) const {
   return fallbacks_[Index(pass)][ReasonIndex(reason)].value();
 }
 
+Metrics::Work Metrics::work(Pass pass, PathId path) const {
+  Work work;
+  for (const auto& by_head_dim : executions_[Index(pass)][Index(path)]) {
+    for (const ExecutionCells& cells : by_head_dim) {
+      work.calls += cells.calls.value();
+      work.flops += cells.flops.value();
+      work.kernel_seconds += cells.kernel_seconds.value();
+      work.roofline_seconds += cells.roofline_seconds.value();
+    }
+  }
+  return work;
+}
+
+double Metrics::bytes(ByteLevel level, Pass pass, PathId path) const {
+  return bytes_[Index(level)][Index(pass)][Index(path)].value();
+}
+
+const HistogramCells& Metrics::stage(Stage stage, Pass pass) const {
+  return stages_[Index(stage)][Index(pass)];
+}
+
+double Metrics::CanaryCount(CanaryResult result) const {
+  double runs = 0;
+  for (const auto& by_path : canary_runs_) {
+    for (const auto& by_result : by_path) runs += by_result[Index(result)].value();
+  }
+  return runs;
+}
+
 Metrics::FlashTotals Metrics::flash_totals() const {
   FlashTotals totals;
-  for (const auto& by_path : executions_) {
+  for (Pass pass : {Pass::kForward, Pass::kBackward}) {
     for (PathId path : kAllPaths) {
-      double calls = 0, flops = 0;
-      for (const auto& by_head_dim : by_path[Index(path)]) {
-        for (const ExecutionCells& cells : by_head_dim) {
-          calls += cells.calls.value();
-          flops += cells.flops.value();
-        }
-      }
-      totals.calls += calls;
-      totals.flops += flops;
+      const Work work = this->work(pass, path);
+      totals.calls += work.calls;
+      totals.flops += work.flops;
       if (!CountsAsFlash(path, has_cuda_)) continue;
-      totals.flash_calls += calls;
-      totals.flash_flops += flops;
+      totals.flash_calls += work.calls;
+      totals.flash_flops += work.flops;
     }
   }
   return totals;

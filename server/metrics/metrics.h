@@ -155,6 +155,14 @@ class Metrics {
     double calls = 0, flash_calls = 0, flops = 0, flash_flops = 0;
   };
   FlashTotals flash_totals() const;
+  // What calls of one pass on one path came to.
+  struct Work {
+    double calls = 0, flops = 0, kernel_seconds = 0, roofline_seconds = 0;
+  };
+  Work work(Pass pass, PathId path) const;
+  double bytes(ByteLevel level, Pass pass, PathId path) const;
+  const HistogramCells& stage(Stage stage, Pass pass) const;
+  double CanaryCount(CanaryResult result) const;  // of both passes and all paths
   bool has_cuda() const { return has_cuda_; }
 
  private:

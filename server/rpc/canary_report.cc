@@ -52,6 +52,13 @@ std::optional<double> CanaryReport::Ok(Pass pass, const std::string& device) con
   return found->second ? 1 : 0;
 }
 
+std::vector<CanaryReport::Last> CanaryReport::last() const {
+  std::vector<Last> all;
+  MutexLock lock(mutex_);
+  for (const auto& [key, ok] : ok_) all.push_back({key.second, key.first, ok});
+  return all;
+}
+
 void CanaryReport::Note(const Canary::Result& result) {
   const bool ok = result.status.ok();
   const bool late = absl::IsDeadlineExceeded(result.status);

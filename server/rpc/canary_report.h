@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "server/execution/canary.h"
 #include "server/execution/periodic.h"
@@ -20,6 +22,16 @@ class CanaryReport {
 
   // No round starts after this. Call before the executor is shut down.
   void Stop() { timer_.reset(); }
+
+  // The last result on each device where one is known, and the time since a round last ran. Both
+  // thread-safe.
+  struct Last {
+    std::string device;  // "cpu", "cuda:0", …
+    Pass pass = Pass::kForward;
+    bool ok = false;
+  };
+  std::vector<Last> last() const ATTN_EXCLUDES(mutex_);
+  std::chrono::nanoseconds age() const { return canary_.age(); }
 
  private:
   void Note(const Canary::Result& result);

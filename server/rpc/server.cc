@@ -23,6 +23,9 @@
 #include "server/rpc/server_metrics.h"
 #include "server/rpc/service.h"
 #include "server/rpc/service_context.h"
+#include "server/rpc/status_json.h"
+#include "server/status/history.h"
+#include "server/status/page.h"
 #include "server/status/serving_state.h"
 
 namespace attn::server {
@@ -54,7 +57,9 @@ class ServerImpl final : public Server {
                     .max_request_bytes = config_.max_request_bytes},
                    options.clock),
         executor_(config_.executor_workers, options.clock),
-        watch_(config_.stream_idle_timeout) {
+        watch_(config_.stream_idle_timeout),
+        history_(&metrics_, options.clock),
+        status_(&context_, &state_, &history_) {
     context_.config = config_;
     context_.clock = options.clock;
     context_.metrics = &metrics_;
@@ -74,6 +79,7 @@ class ServerImpl final : public Server {
     if (!drained_) Stop(std::chrono::milliseconds(0));
     if (context_.device_hooks.present()) context_.device_hooks.on_unhealthy(nullptr);
     metrics_.RemoveLive();
+    http_.reset();
     canary_.reset();
   }
 
@@ -103,11 +109,15 @@ class ServerImpl final : public Server {
   }
 
   absl::Status Serve() {
+    if (config_.canary_interval.count() > 0) canary_ = std::make_unique<CanaryReport>(context_);
+    status_.SetCanary(canary_.get());
     if (!config_.metrics_listen.empty()) {
       absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(
           config_.metrics_listen, {.metrics = [this] { return metrics_.Scrape(); },
                                    .alive = [] { return true; },
-                                   .ready = [this] { return state_.serving(); }});
+                                   .ready = [this] { return state_.serving(); },
+                                   .status = &StatusPage,
+                                   .json = [this] { return status_.Json(); }});
       if (!http.ok()) return http.status();
       http_ = *std::move(http);
     }
@@ -119,7 +129,6 @@ class ServerImpl final : public Server {
     housekeeping_ = std::make_unique<Periodic>(kHousekeeping, [this] { KeepHouse(); });
     state_.Attach(grpc_.get());
     UpdateHealth();
-    if (config_.canary_interval.count() > 0) canary_ = std::make_unique<CanaryReport>(context_);
     if (!paths_.any_available()) {
       log::Error("no path is available: health is NOT_SERVING, every call will be refused");
     } else if (!CanServe()) {
@@ -192,6 +201,7 @@ class ServerImpl final : public Server {
 
   // Logs failures and exports results.
   void NoteSelfTest(const std::vector<SelfTestResult>& results) {
+    status_.NoteSelfTest(results);
     for (PathId path : kAllPaths) {
       bool tested = false, passed = true;
       for (const SelfTestResult& result : results) {
@@ -211,10 +221,12 @@ class ServerImpl final : public Server {
     }
   }
 
-  // Ends idle streams; gives memory back where no call came for a while.
+  // Ends idle streams; reads the counters for the status page; gives memory back where no call came
+  // for a while.
   void KeepHouse() {
     const TimePoint now = context_.clock->Now();
     watch_.Sweep(now);
+    history_.Sample();
     const uint64_t calls = context_.next_request.load(std::memory_order_relaxed);
     if (calls != calls_seen_ || admission_.stats().requests > 0) {
       calls_seen_ = calls;
@@ -253,13 +265,15 @@ class ServerImpl final : public Server {
   Executor executor_;
   StreamWatch watch_;
   ServiceContext context_;
+  History history_;
+  StatusJson status_;
   std::vector<SelfTestResult> self_test_;
   std::set<PathId> tested_;  // Prepare() and Reload() only
   std::unique_ptr<CanaryReport> canary_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> grpc_;
   std::vector<std::string> addresses_;
-  std::unique_ptr<HttpServer> http_;  // first to go: its pages read the members above
+  std::unique_ptr<HttpServer> http_;  // goes before what its pages read
   bool drained_ = false;
   uint64_t calls_seen_ = 0;  // KeepHouse() only, as is the next
   TimePoint last_call_{};

@@ -18,7 +18,7 @@ usage: tests/bench/run.sh [--build-dir DIR] [--no-build] NAME [ARGUMENT]...
   generator-ceiling  calls/s of attn load against a server that computes nothing
   stage-sum        the server's stages against its handler's time, as attn load sees them
   promql           every expression of every panel, rule and alert, against a real Prometheus
-  induced-fallback flash switched off and on in a live server: share, reason and alert follow
+  induced-fallback flash switched off and on in a live server: share, reason, alert and status page follow
   scrape-storm     Prometheus scrapes ten times a second under full load
   metrics-cost     what counting costs a call
 

@@ -31,6 +31,21 @@ def mixed_requests(rng):
     return calls
 
 
+HOSTILE = '<img src=x onerror="document.title=\'pwned\'">\u2028\u0001'
+
+
+def send_hostile(server):
+    """A call that is refused with the caller's text in the error."""
+    request = simple_case(np.random.default_rng(3)).forward_request()
+    request.header.path_policy.mode = pb.PATH_POLICY_NAMED
+    request.header.path_policy.path = HOSTILE
+    try:
+        server.stub().Forward(request, timeout=contract.TIMEOUT_S)
+    except grpc.RpcError as error:
+        return error.details()
+    raise AssertionError("not refused")
+
+
 class Load:
     """Sends `requests`, [(method, message)], over and over from `threads` threads, each waiting `pause`
     seconds between calls; a context manager. Counts what came back by status code."""
