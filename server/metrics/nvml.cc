@@ -7,6 +7,7 @@
 
 #include "kernels/api/mutex.h"
 #include "kernels/api/text.h"
+#include "server/metrics/nvml_abi.h"
 
 namespace attn::server {
 namespace {
@@ -19,13 +20,6 @@ constexpr Return kSuccess = 0;
 constexpr int kClockSm = 1;      // NVML_CLOCK_SM
 constexpr int kClockMemory = 2;  // NVML_CLOCK_MEM
 constexpr int kTemperatureGpu = 0;
-struct Memory {
-  unsigned long long total, free, used;  // NOLINT(google-runtime-int): the library's own types
-};
-struct Utilization {
-  unsigned int gpu, memory;  // percent
-};
-
 struct Api {
   Return (*init)();
   Return (*shutdown)();
@@ -36,8 +30,8 @@ struct Api {
   Return (*power)(Handle, unsigned int*);             // milliwatts
   Return (*power_limit)(Handle, unsigned int*);       // milliwatts
   Return (*temperature)(Handle, int, unsigned int*);  // degrees Celsius
-  Return (*memory)(Handle, Memory*);
-  Return (*utilization)(Handle, Utilization*);
+  Return (*memory)(Handle, NvmlMemory*);
+  Return (*utilization)(Handle, NvmlUtilization*);
   Return (*throttle_reasons)(Handle, unsigned long long*);  // NOLINT(google-runtime-int)
 };
 
@@ -76,12 +70,12 @@ class Nvml final : public DeviceSensors {
         return scaled(api_.temperature(device, kTemperatureGpu, &value), 1);
       case Sensor::kMemoryUsed:
       case Sensor::kMemoryTotal: {
-        Memory memory{};
+        NvmlMemory memory{};
         if (api_.memory(device, &memory) != kSuccess) return std::nullopt;
         return static_cast<double>(sensor == Sensor::kMemoryUsed ? memory.used : memory.total);
       }
       case Sensor::kUtilization: {
-        Utilization utilization{};
+        NvmlUtilization utilization{};
         if (api_.utilization(device, &utilization) != kSuccess) return std::nullopt;
         return 0.01 * utilization.gpu;
       }

@@ -21,8 +21,8 @@ def run(servers):
     requests = mixed_requests(np.random.default_rng(3))
     with Load(servers[0], requests, pause=0.005), Load(servers[1], requests, pause=0.005), \
             Prometheus([f"127.0.0.1:{s.metrics_port}" for s in servers]) as prometheus:
-        wait_until(lambda: len(prometheus.query("instance_device:attn_roofline:median1d")) >= 3,
-                   "every recorded series has samples", 60, prometheus.process)
+        wait_until(lambda: queries.all_recorded(prometheus), "every recorded series has samples", 60,
+                   prometheus.process)
         known = queries.known_series(*(s.metrics() for s in servers))
         return [(q, queries.problems(q, prometheus, known))
                 for q in queries.from_dashboards() + queries.from_rules()]

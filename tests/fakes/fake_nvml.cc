@@ -2,6 +2,8 @@
 // it is tested on hosts without a GPU. The second does not tell its temperature.
 #include <cstring>
 
+#include "server/metrics/nvml_abi.h"
+
 namespace {
 
 int g_starts = 0;
@@ -55,15 +57,12 @@ int nvmlDeviceGetTemperature(void* device, int, unsigned int* celsius) {
   *celsius = 61;
   return 0;
 }
-int nvmlDeviceGetMemoryInfo(void*, unsigned long long* total_free_used) {
-  total_free_used[0] = 1000;
-  total_free_used[1] = 600;
-  total_free_used[2] = 400;
+int nvmlDeviceGetMemoryInfo(void*, attn::server::NvmlMemory* memory) {
+  *memory = {1000, 600, 400};
   return 0;
 }
-int nvmlDeviceGetUtilizationRates(void*, unsigned int* gpu_memory) {
-  gpu_memory[0] = 87;
-  gpu_memory[1] = 40;
+int nvmlDeviceGetUtilizationRates(void*, attn::server::NvmlUtilization* utilization) {
+  *utilization = {87, 40};
   return 0;
 }
 // A software power cap and a hardware thermal slowdown; the idle bit is no throttling.

@@ -38,9 +38,14 @@ class PromqlTest(unittest.TestCase):
         cls.loads = [cls.enterClassContext(Load(s, requests, pause=0.005)) for s in cls.servers]
         cls.prometheus = cls.enterClassContext(
             Prometheus([f"127.0.0.1:{s.metrics_port}" for s in cls.servers]))
-        # The last thing to have a value: a quantile of what a rule has recorded of a rate.
-        wait_until(lambda: len(cls.prometheus.query("instance_device:attn_roofline:median1d")) >= 3,
-                   "every recorded series has samples", 60, cls.prometheus.process)
+
+        def recorded():
+            for server in cls.servers:
+                if not server.alive():
+                    raise AssertionError(f"a server ended:\n{server.log()[-4000:]}")
+            return queries.all_recorded(cls.prometheus)
+
+        wait_until(recorded, "every recorded series has samples", 60, cls.prometheus.process)
         cls.known = queries.known_series(*(s.metrics() for s in cls.servers))
 
     def check(self, some):
