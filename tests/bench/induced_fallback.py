@@ -43,7 +43,7 @@ class Page:
                 self.off["flash_cpu"] == [])
 
     def flash_off(self):
-        return (self.share == 0 and self.last == "standard_cpu" and "standard_cpu" in self.plans and "flash_cpu" not in self.plans and
+        return (self.share == 0 and self.last == "standard_cpu" and "flash_cpu" not in self.plans and
                 self.off["flash_cpu"] == ["DISABLED_BY_CONFIG"] and
                 list(self.fallbacks) == ["DISABLED_BY_CONFIG"])
 

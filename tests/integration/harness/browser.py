@@ -28,7 +28,8 @@ class Browser:
             os.close(fd)
         flags = ["--headless=new", "--remote-debugging-pipe", f"--user-data-dir={self.profile}",
                  "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
-                 "--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]
+                 "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+                 "--no-default-browser-check", "--mute-audio"]
         if os.geteuid() == 0:
             flags.append("--no-sandbox")  # its sandbox refuses root
         self._log = tempfile.TemporaryFile()
@@ -90,12 +91,12 @@ class Browser:
 
 
 class Page:
-    """A tab of `width` pixels that prefers `scheme`, "light" or "dark"."""
+    """A tab of `width` pixels that prefers `scheme`, "light" or "dark"; a context manager that closes it."""
 
     def __init__(self, browser, width=1200, height=900, scheme="light", mobile=False):
         self.browser, self.events = browser, []
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         browser._pages[self.session] = self
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
@@ -103,6 +104,12 @@ class Page:
                   deviceScaleFactor=2 if mobile else 1)
         self.call("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.browser.call("Target.closeTarget", targetId=self.target)
 
     def call(self, method, **params):
         return self.browser.call(method, session=self.session, **params)
