@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Switches flash off in a live server, by its settings and SIGHUP, and on again: the share, the reason,
-the alert and what the status page shows must follow. Rules and alerts are those of deploy/ with minutes shortened to seconds."""
+the alert and what the status page shows must follow. Rules and alerts are those of deploy/ with minutes
+shortened to seconds."""
 
 import json
 import signal

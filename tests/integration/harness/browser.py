@@ -12,7 +12,8 @@ import tempfile
 import time
 
 CHROMIUM = os.environ.get("ATTN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-TIMEOUT_S = 60.0
+SLOWNESS = float(os.environ.get("ATTN_TEST_SLOWNESS", "1"))
+TIMEOUT_S = 60.0 * SLOWNESS
 
 
 class Browser:
@@ -126,13 +127,13 @@ class Page:
 
     def wait(self, script, what, timeout=30.0):
         """Waits until an expression is true; returns its value."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * SLOWNESS
         while True:
             value = self.run(script)
             if value:
                 return value
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {timeout:.0f} s; complaints: {self.complaints()}")
+                raise AssertionError(f"{what}: not within {timeout * SLOWNESS:.0f} s; complaints: {self.complaints()}")
             time.sleep(0.05)
 
     def complaints(self):
