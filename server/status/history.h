@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "kernels/api/mutex.h"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Switches flash off in a live server, by its settings and SIGHUP, and on again: the share, the reason,
-the alert and what the status page shows must follow. Rules and alerts are those of deploy/ with minutes shortened to seconds."""
+the alert and what the status page shows must follow. Rules and alerts are those of deploy/ with minutes
+shortened to seconds."""
 
 import json
 import signal
@@ -43,7 +44,7 @@ class Page:
                 self.off["flash_cpu"] == [])
 
     def flash_off(self):
-        return (self.share == 0 and self.last == "standard_cpu" and "standard_cpu" in self.plans and "flash_cpu" not in self.plans and
+        return (self.share == 0 and self.last == "standard_cpu" and "flash_cpu" not in self.plans and
                 self.off["flash_cpu"] == ["DISABLED_BY_CONFIG"] and
                 list(self.fallbacks) == ["DISABLED_BY_CONFIG"])
 

@@ -40,8 +40,7 @@ class StatusBrowserTest(unittest.TestCase):
             send_hostile(server)
             for name, options in (("light", {}), ("dark", {"scheme": "dark"}),
                                   ("phone", {"width": 390, "height": 844, "mobile": True, "scheme": "dark"})):
-                with self.subTest(name):
-                    page = self.browser.page(**options)
+                with self.subTest(name), self.browser.page(**options) as page:
                     page.open(self.url(server))
                     page.wait("document.querySelectorAll('#calls tbody tr').length >= 20 && "
                               "document.querySelectorAll('#charts path.line[d*=L]').length >= 6",
@@ -81,7 +80,7 @@ class StatusBrowserTest(unittest.TestCase):
 
     def test_before_the_first_call_and_hostile_text(self):
         with Attnd() as server:
-            page = self.browser.page()
+            page = self.enterContext(self.browser.page())
             page.open(self.url(server))
             page.wait("document.querySelector('#verdict h2')?.textContent === 'No call yet'", "the empty page shows")
             page.wait("document.querySelectorAll('#plans .chip').length >= 36", "plans show")
@@ -97,7 +96,7 @@ class StatusBrowserTest(unittest.TestCase):
 
     def test_scripts_of_others_do_not_run(self):
         with Attnd() as server:
-            page = self.browser.page()
+            page = self.enterContext(self.browser.page())
             page.open(self.url(server))
             page.wait("document.querySelectorAll('#plans .chip').length >= 36", "the page shows")
             page.run("(() => { const s = document.createElement('script'); s.textContent = 'window.pwned = 1';"
@@ -112,7 +111,7 @@ class StatusBrowserTest(unittest.TestCase):
         server.command.append(f"--config={config}")
         with server:
             case = simple_case(np.random.default_rng(1)).forward_request()
-            page = self.browser.page()
+            page = self.enterContext(self.browser.page())
             page.open(self.url(server))
             stub = server.stub()
             stub.Forward(case, timeout=contract.TIMEOUT_S)

@@ -46,10 +46,11 @@ def settled(server, condition, what, timeout=15):
     return seen[-1]
 
 
-class StatusHttpTest(unittest.TestCase):
-    def setUp(self):
-        self.server = self.enterContext(Attnd("--canary-interval=200ms"))
-        self.port = self.server.metrics_port
+class HttpTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(Attnd())
+        cls.port = cls.server.metrics_port
 
     def test_one_self_contained_document(self):
         code, headers, body = ask(self.port, "GET", "/")
@@ -102,23 +103,6 @@ class StatusHttpTest(unittest.TestCase):
         for raw in silent:
             raw.close()
 
-    def test_before_the_first_call(self):
-        s = status(self.server)
-        self.assertEqual((s["calls"], s["shapes"], s["totals"]["paths"], s["totals"]["fallbacks"]), ([], [], [], []))
-        self.assertEqual(s["totals"]["requests"], 0)
-        self.assertEqual([p["path"] for p in s["paths"]], list(PATHS))
-        self.assertTrue(s["server"]["serving"])
-        for path in s["paths"]:
-            if not path["available"]:
-                self.assertTrue(path["reasons"] and path["reasons"][0]["sentence"], path)
-        for path in ("flash_cpu", "standard_cpu"):
-            entry = next(p for p in s["paths"] if p["path"] == path)
-            self.assertEqual(entry["self_test_failed"], [])
-            self.assertGreater(entry["self_test_passed"], 0)
-        s = settled(self.server, lambda s: s["canary"]["runs"]["ok"] >= 2 and s["canary"]["last"], "the canary shows")
-        self.assertTrue(all(last["ok"] for last in s["canary"]["last"]))
-        settled(self.server, lambda s: len(s["history"]["age_s"]) >= 2, "the history goes on without calls")
-
     def test_plans_say_what_forward_does(self):
         plans = status(self.server)["plans"]
         if not has_gpu():
@@ -147,7 +131,31 @@ class StatusHttpTest(unittest.TestCase):
             seen += 1
         self.assertEqual(seen, 6)
 
-    def test_calls_and_their_reports(self):
+
+class CallsTest(unittest.TestCase):
+    def setUp(self):
+        self.server = self.enterContext(Attnd("--canary-interval=200ms"))
+        self.port = self.server.metrics_port
+
+    def test_before_the_first_call_and_after(self):
+        s = status(self.server)
+        self.assertEqual((s["calls"], s["shapes"], s["totals"]["paths"], s["totals"]["fallbacks"]), ([], [], [], []))
+        self.assertEqual(s["totals"]["requests"], 0)
+        self.assertEqual([p["path"] for p in s["paths"]], list(PATHS))
+        self.assertTrue(s["server"]["serving"])
+        for path in s["paths"]:
+            if not path["available"]:
+                self.assertTrue(path["reasons"] and path["reasons"][0]["sentence"], path)
+        for path in ("flash_cpu", "standard_cpu"):
+            entry = next(p for p in s["paths"] if p["path"] == path)
+            self.assertEqual(entry["self_test_failed"], [])
+            self.assertGreater(entry["self_test_passed"], 0)
+        s = settled(self.server, lambda s: s["canary"]["runs"]["ok"] >= 2 and s["canary"]["last"], "the canary shows")
+        self.assertTrue(all(last["ok"] for last in s["canary"]["last"]))
+        settled(self.server, lambda s: len(s["history"]["age_s"]) >= 2, "the history goes on without calls")
+        self.check_calls_and_their_reports()
+
+    def check_calls_and_their_reports(self):
         case = simple_case(np.random.default_rng(1), seqlen_q=64, seqlen_k=64, head_dim=64)
         reply = self.server.stub().Forward(case.forward_request(), timeout=contract.TIMEOUT_S)
         details = send_hostile(self.server)

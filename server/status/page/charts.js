@@ -88,7 +88,8 @@ class TimeChart {
       if (tick > top * 1.0001) continue;
       parts.push(svg('line', {class: 'grid', x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick)}));
       if (!empty && (most > 0 || tick === 0)) {
-        parts.push(svg('text', {x: LEFT - 6, y: y(tick) + 4, 'text-anchor': 'end'}, tick === 0 ? '0' : this.show(tick)));
+        parts.push(svg('text', {x: LEFT - 6, y: y(tick) + 4, 'text-anchor': 'end'},
+                       tick === 0 ? '0' : this.show(tick)));
       }
     }
     for (let part = 0; part <= 4; ++part) {
@@ -106,7 +107,8 @@ class TimeChart {
       parts.push(svg('line', {class: 'cursor', x1: x(h.age_s[at]), x2: x(h.age_s[at]), y1: TOP, y2: HEIGHT - BOTTOM}));
     }
     if (empty) {
-      parts.push(svg('text', {class: 'ink', x: (LEFT + width) / 2, y: HEIGHT / 2, 'text-anchor': 'middle'}, 'no calls yet'));
+      parts.push(svg('text', {class: 'ink', x: (LEFT + width) / 2, y: HEIGHT / 2, 'text-anchor': 'middle'},
+                     'no calls yet'));
     }
     const label = `${this.title}: ` + latest.map(([name, text]) => `${name} ${text}`).join(', ');
     this.canvas.replaceChildren(svg('svg', {
@@ -143,7 +145,8 @@ const rooflineChart = (canvas, device, shapes) => {
     [x(10 ** low), y(copy * 10 ** low)], [x(ridge), y(peak)], [x(10 ** high), y(peak)],
   ])}));
   for (const dot of dots) {
-    parts.push(svg('circle', {class: 'dot ' + (dot.shape.flash ? 'c2' : 'c1'), cx: x(dot.intensity), cy: y(dot.rate), r: 6},
+    const look = 'dot ' + (dot.shape.flash ? 'c2' : 'c1');
+    parts.push(svg('circle', {class: look, cx: x(dot.intensity), cy: y(dot.rate), r: 6},
         svg('title', {}, `${shapeText(dot.shape.shape)} ${dot.shape.pass}: ${format.flopRate(dot.rate)}`)));
   }
   canvas.replaceChildren(svg('svg', {

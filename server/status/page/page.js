@@ -72,33 +72,40 @@ const drawCalls = (status) => {
 const cell = (text, look = '') => el('td', {class: look || null}, text);
 const chipCell = (text, look) => el('td', {}, el('span', {class: 'chip ' + look}, text));
 // '#name' heads a column of numbers.
-const heads = (...names) => names.map((name) => name[0] === '#' ? el('th', {class: 'n'}, name.slice(1)) : el('th', {}, name));
+const heads = (...names) => names.map((name) =>
+    name[0] === '#' ? el('th', {class: 'n'}, name.slice(1)) : el('th', {}, name));
 const panel = (title, ...content) => el('div', {class: 'box'}, el('h3', {}, title), content);
 const wide = (header, rows) => el('div', {class: 'wide'}, el('table', {}, table(header, rows)));
+
+const none = (text) => el('p', {class: 'empty'}, text);
 
 const pathRow = (p) => {
   const failed = p.self_test_failed.length;
   const test = failed > 0 ? chipCell(`${failed} failed`, 'bad') :
       p.self_test_passed > 0 ? chipCell(`${p.self_test_passed} passed`, 'flash') : cell('not run');
-  const words = [...p.reasons.map((r) => r.reason + (r.detail ? ': ' + r.detail : '')), ...p.self_test_failed].join('; ');
+  const reasons = p.reasons.map((r) => r.reason + (r.detail ? ': ' + r.detail : ''));
+  const words = [...reasons, ...p.self_test_failed].join('; ');
   return el('tr', {}, cell(p.path), chipCell(p.available ? 'available' : 'off', p.available ? 'flash' : ''), test,
             cell(words, 'text'));
 };
 
 const deviceRow = (d, errors) => {
-  const memory = d.memory_limit_bytes ? `${format.bytes(d.memory_in_use_bytes)} of ${format.bytes(d.memory_limit_bytes)} in use` :
+  const memory = d.memory_limit_bytes ?
+      `${format.bytes(d.memory_in_use_bytes)} of ${format.bytes(d.memory_limit_bytes)} in use` :
       d.memory_bytes ? format.bytes(d.memory_bytes) : '–';
-  return el('tr', {}, cell(`${d.kind.toUpperCase()} ${d.index}`), chipCell(d.healthy ? 'healthy' : 'unhealthy', d.healthy ? 'flash' : 'bad'),
+  return el('tr', {}, cell(`${d.kind.toUpperCase()} ${d.index}`),
+            chipCell(d.healthy ? 'healthy' : 'unhealthy', d.healthy ? 'flash' : 'bad'),
             cell(d.name || '–', 'text slim'), cell(d.isa || '–'), cell(memory), errors ? cell(d.error, 'text') : null);
 };
 
 const canaryPanel = (canary) => {
-  if (!canary) return panel('Canary', el('p', {class: 'empty'}, 'Off (--canary-interval 0).'));
+  if (!canary) return panel('Canary', none('Off (--canary-interval 0).'));
   const late = canary.age_s > 3 * canary.interval_s + 10;
+  const ran = canary.last.length > 0 ? `last ran ${format.duration(canary.age_s)} ago` : 'has not run yet';
   return panel('Canary', wide(heads('device', 'pass', 'last result'), canary.last.map((r) =>
       el('tr', {}, cell(r.device), cell(r.pass), chipCell(r.ok ? 'right' : 'wrong', r.ok ? 'flash' : 'bad')))),
-      el('p', {class: late ? 'lost' : 'note'}, `Every ${format.duration(canary.interval_s)}; last ran ${format.duration(canary.age_s)} ago. ` +
-         `${format.count(canary.runs.ok)} right, ${format.count(canary.runs.failed)} failed, ${format.count(canary.runs.late)} late.`));
+      el('p', {class: late ? 'lost' : 'note'}, `Every ${format.duration(canary.interval_s)}; ${ran}. ` +
+         ['ok', 'failed', 'late'].map((r) => `${format.count(canary.runs[r])} ${r}`).join(', ') + '.'));
 };
 
 const drawHealth = (status) => {
@@ -112,19 +119,21 @@ const drawHealth = (status) => {
     const fill = el('div', {class: 'fill c0'});
     fill.style.width = Math.min(100, 100 * (ratio(value, most) ?? 0)).toFixed(1) + '%';
     fill.hidden = value === 0;
-    return [el('span', {}, name), el('div', {class: 'track'}, fill), el('span', {class: 'number'}, `${show(value)} of ${show(most)}`)];
+    return [el('span', {}, name), el('div', {class: 'track'}, fill),
+            el('span', {class: 'number'}, `${show(value)} of ${show(most)}`)];
   }));
   const codes = Object.entries(totals.codes).map(([code, n]) =>
       el('tr', {}, chipCell(code, code === 'OK' ? 'flash' : 'standard'), cell(format.count(n), 'n')));
-  const fallbacks = totals.fallbacks.map((f) => el('tr', {}, cell(f.reason), cell(f.pass), cell(format.count(f.calls), 'n')));
+  const fallbacks = totals.fallbacks.map((f) =>
+      el('tr', {}, cell(f.reason), cell(f.pass), cell(format.count(f.calls), 'n')));
   $('health').replaceChildren(
       panel('Paths', wide(heads('path', 'state', 'self-test', 'why it is off'), status.paths.map(pathRow))),
       panel('Devices', wide(heads('device', 'state', 'name', 'ISA', 'memory', ...(errors ? ['error'] : [])),
                             status.devices.map((d) => deviceRow(d, errors)))),
       canaryPanel(status.canary), panel('Capacity', meters),
-      panel('Answers since the start', codes.length > 0 ? wide(heads('code', '#calls'), codes) : el('p', {class: 'empty'}, 'None yet.')),
-      panel('Not on flash since the start', fallbacks.length > 0 ? wide(heads('reason', 'pass', '#calls'), fallbacks) :
-          el('p', {class: 'empty'}, 'No call.')));
+      panel('Answers since the start', codes.length > 0 ? wide(heads('code', '#calls'), codes) : none('None yet.')),
+      panel('Not on flash since the start',
+            fallbacks.length > 0 ? wide(heads('reason', 'pass', '#calls'), fallbacks) : none('No call.')));
 };
 
 const page = {paused: false, last: null, drawn: {}, heard: null};

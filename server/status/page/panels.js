@@ -41,9 +41,11 @@ const drawVerdict = (status) => {
     const n = `${format.count(calls)} call${calls === 1 ? '' : 's'} ${when}`;
     const reasons = reasonsOf(status);
     const why = reasons ? ` Not on flash among the last ${status.calls.length}: ${reasons}.` : '';
-    if (byCalls === 1) [kind, title, text] = ['flash', 'Flash is on', `All of ${n} ran on a fused path.`];
-    else if (byCalls === 0) [kind, title, text] = ['standard', 'Flash is off', `None of ${n} ran on a fused path.${why}`];
-    else {
+    if (byCalls === 1) {
+      [kind, title, text] = ['flash', 'Flash is on', `All of ${n} ran on a fused path.`];
+    } else if (byCalls === 0) {
+      [kind, title, text] = ['standard', 'Flash is off', `None of ${n} ran on a fused path.${why}`];
+    } else {
       [kind, title] = ['standard', `Flash is partly on: ${format.share(share)} of FLOPs`];
       text = `${format.share(byCalls)} of ${n} ran on a fused path.${why}`;
     }
@@ -123,7 +125,7 @@ const drawPlans = (status) => {
     const mark = (index) => {
       if (plans.reasons[index].length === 0) return null;
       if (!used.includes(index)) used.push(index);
-      return el('sup', {}, '\u00a0' + letter(used.indexOf(index)));
+      return el('sup', {}, '\u202f' + letter(used.indexOf(index)));
     };
     const cells = plans.cells.filter((c) => c.device === kind);
     const dtypes = [...new Set(cells.map((c) => c.dtype))];
@@ -192,8 +194,9 @@ const drawRooflines = (status) => {
       continue;
     }
     const canvas = el('div', {});
-    const roof = `${format.flopRate(device.roofline_tflops * 1e12)} and ${format.byteRate(device.roofline_gb_per_s * 1e9)} ` +
-        (device.kind === 'cpu' ? 'as measured at start-up on a small call: large ones may exceed it' : 'as measured at start-up');
+    const rates = [format.flopRate(device.roofline_tflops * 1e12), format.byteRate(device.roofline_gb_per_s * 1e9)];
+    const roof = `${rates.join(' and ')} as measured at start-up` +
+        (device.kind === 'cpu' ? ' on a small call: large ones may exceed it' : '');
     figures.push(el('figure', {}, el('h3', {}, title), el('p', {class: 'note'}, roof + '.'),
         el('div', {class: 'legend'}, el('span', {class: 'c2'}, 'flash'), el('span', {class: 'c1'}, 'standard'),
            el('span', {class: 'when'}, shapes.length > 0 ? 'one dot a shape' : 'no calls yet')), canvas));

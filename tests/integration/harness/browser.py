@@ -12,7 +12,8 @@ import tempfile
 import time
 
 CHROMIUM = os.environ.get("ATTN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-TIMEOUT_S = 60.0
+SLOWNESS = float(os.environ.get("ATTN_TEST_SLOWNESS", "1"))
+TIMEOUT_S = 60.0 * SLOWNESS
 
 
 class Browser:
@@ -28,7 +29,8 @@ class Browser:
             os.close(fd)
         flags = ["--headless=new", "--remote-debugging-pipe", f"--user-data-dir={self.profile}",
                  "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
-                 "--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]
+                 "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+                 "--no-default-browser-check", "--mute-audio"]
         if os.geteuid() == 0:
             flags.append("--no-sandbox")  # its sandbox refuses root
         self._log = tempfile.TemporaryFile()
@@ -90,12 +92,12 @@ class Browser:
 
 
 class Page:
-    """A tab of `width` pixels that prefers `scheme`, "light" or "dark"."""
+    """A tab of `width` pixels that prefers `scheme`, "light" or "dark"; a context manager that closes it."""
 
     def __init__(self, browser, width=1200, height=900, scheme="light", mobile=False):
         self.browser, self.events = browser, []
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         browser._pages[self.session] = self
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
@@ -103,6 +105,12 @@ class Page:
                   deviceScaleFactor=2 if mobile else 1)
         self.call("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.browser.call("Target.closeTarget", targetId=self.target)
 
     def call(self, method, **params):
         return self.browser.call(method, session=self.session, **params)
@@ -119,13 +127,13 @@ class Page:
 
     def wait(self, script, what, timeout=30.0):
         """Waits until an expression is true; returns its value."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * SLOWNESS
         while True:
             value = self.run(script)
             if value:
                 return value
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {timeout:.0f} s; complaints: {self.complaints()}")
+                raise AssertionError(f"{what}: not within {timeout * SLOWNESS:.0f} s; complaints: {self.complaints()}")
             time.sleep(0.05)
 
     def complaints(self):
