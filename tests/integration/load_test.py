@@ -148,7 +148,7 @@ class LoadTest(unittest.TestCase):
         done = self.load("--concurrency", "1,2", "--calls", 50, "--window", "10ms", "--pass",
                          "mixed", "--metrics", metrics, "--html", html, "--csv", table, *QUICK)
         for word in ("latency against load", "1 in flight", "2 in flight", "slowest calls",
-                     "where the time of a call goes", "attn_executions_total"):
+                     "where the time of a call goes", "server metrics, growth", "attn_bytes_total"):
             self.assertIn(word, done.stdout)
         with open(table, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
