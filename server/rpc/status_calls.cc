@@ -92,30 +92,29 @@ Json ReportJson(const v1::ExecutionReport& report) {
 }
 
 bool Answered(const CallRecord& call) {
-  return call.code == absl::StatusCode::kOk && !call.report.path().empty();
+  return call.code == absl::StatusCode::kOk && !call.report.empty();
 }
 
-auto Key(const CallRecord& call) {
-  const CallShape& s = call.shape;
-  return std::tuple(std::string_view(call.report.path()), call.report.pass(), s.layout, s.dtype,
-                    s.batch, s.seqlen_q, s.seqlen_k, s.num_heads, s.num_kv_heads, s.head_dim,
-                    s.head_dim_v, s.causal);
+auto Key(const CallShape& s, const v1::ExecutionReport& report) {
+  return std::tuple(std::string_view(report.path()), report.pass(), s.layout, s.dtype, s.batch,
+                    s.seqlen_q, s.seqlen_k, s.num_heads, s.num_kv_heads, s.head_dim, s.head_dim_v,
+                    s.causal);
 }
 
 struct Group {
-  const CallRecord* first = nullptr;
+  CallShape shape;
+  v1::ExecutionReport report;  // of the first of them
   double calls = 0, kernel_ns = 0, handler_ns = 0, flops = 0;
   double compulsory_bytes = 0, tile_bytes = 0, standard_bytes = 0;
 
-  void Add(const CallRecord& call) {
-    const v1::ExecutionReport& report = call.report;
+  void Add(std::chrono::nanoseconds handler, const v1::ExecutionReport& one) {
     ++calls;
-    kernel_ns += static_cast<double>(report.times().kernel_ns());
-    handler_ns += static_cast<double>(call.handler.count());
-    flops += static_cast<double>(report.flops());
-    compulsory_bytes += static_cast<double>(report.traffic().compulsory_bytes());
-    tile_bytes += static_cast<double>(report.traffic().tile_bytes());
-    standard_bytes += static_cast<double>(report.traffic().standard_bytes());
+    kernel_ns += static_cast<double>(one.times().kernel_ns());
+    handler_ns += static_cast<double>(handler.count());
+    flops += static_cast<double>(one.flops());
+    compulsory_bytes += static_cast<double>(one.traffic().compulsory_bytes());
+    tile_bytes += static_cast<double>(one.traffic().tile_bytes());
+    standard_bytes += static_cast<double>(one.traffic().standard_bytes());
   }
 };
 
@@ -123,20 +122,20 @@ struct Group {
 
 nlohmann::ordered_json CallsJson(CallRecords calls) {
   Json all = Json::array();
-  for (const auto& call : calls) {
-    Json json = {{"id", call->request_id},
+  for (const CallRecord& call : calls) {
+    Json json = {{"id", call.request_id},
                  {"ended_ms", std::chrono::duration_cast<std::chrono::milliseconds>(
-                                  call->ended.time_since_epoch())
+                                  call.ended.time_since_epoch())
                                   .count()},
-                 {"method", Name(call->method)},
-                 {"code", CodeName(call->code)},
-                 {"handler_ns", call->handler.count()},
-                 {"shape", call->shape.head_dim > 0 ? ShapeJson(call->shape) : Json()}};
-    if (Answered(*call)) {
-      json["report"] = ReportJson(call->report);
+                 {"method", Name(call.method)},
+                 {"code", CodeName(call.code)},
+                 {"handler_ns", call.handler.count()},
+                 {"shape", call.shape.head_dim > 0 ? ShapeJson(call.shape) : Json()}};
+    if (Answered(call)) {
+      json["report"] = ReportJson(call.ParseReport());
     } else {
-      json["error"] = call->error;
-      json["rejections"] = call->rejections;
+      json["error"] = call.error;
+      json["rejections"] = call.rejections;
     }
     all.push_back(std::move(json));
   }
@@ -145,23 +144,26 @@ nlohmann::ordered_json CallsJson(CallRecords calls) {
 
 nlohmann::ordered_json ShapesJson(CallRecords calls) {
   std::vector<Group> groups;  // a few: a search is as good as a map
-  for (const auto& call : calls) {
-    if (!Answered(*call)) continue;
-    const auto same = [&call](const Group& group) { return Key(*group.first) == Key(*call); };
+  for (const CallRecord& call : calls) {
+    if (!Answered(call)) continue;
+    v1::ExecutionReport report = call.ParseReport();
+    const auto same = [&](const Group& group) {
+      return Key(group.shape, group.report) == Key(call.shape, report);
+    };
     auto group = std::find_if(groups.begin(), groups.end(), same);
     if (group == groups.end()) {
-      groups.push_back({.first = call.get()});
+      groups.push_back({.shape = call.shape, .report = report});
       group = groups.end() - 1;
     }
-    group->Add(*call);
+    group->Add(call.handler, report);
   }
   std::stable_sort(groups.begin(), groups.end(),
                    [](const Group& a, const Group& b) { return a.calls > b.calls; });
   Json all = Json::array();
   for (const Group& group : groups) {
-    const v1::ExecutionReport& report = group.first->report;
+    const v1::ExecutionReport& report = group.report;
     const auto mean = [&group](double sum) { return std::round(sum / group.calls); };
-    all.push_back({{"shape", ShapeJson(group.first->shape)},
+    all.push_back({{"shape", ShapeJson(group.shape)},
                    {"pass", PassName(report.pass())},
                    {"path", report.path()},
                    {"flash", report.path_class() == v1::PATH_CLASS_FLASH},

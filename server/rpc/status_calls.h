@@ -2,7 +2,6 @@
 #ifndef ATTN_SERVER_RPC_STATUS_CALLS_H_
 #define ATTN_SERVER_RPC_STATUS_CALLS_H_
 
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 
@@ -10,7 +9,7 @@
 
 namespace attn::server {
 
-using CallRecords = std::span<const std::shared_ptr<const CallRecord>>;
+using CallRecords = std::span<const CallRecord>;
 
 // In the order given; server/README.md has the keys. Thread-safe.
 nlohmann::ordered_json CallsJson(CallRecords calls);

@@ -63,7 +63,7 @@ inline EchoCall MakeEchoCall(const AttentionProblem& p, const ForwardTensors& t,
   c.mask_cols = s.mask_cols;
   c.block_q = s.block_q;
   c.block_k = s.block_k;
-  c.seed = s.seed_low;
+  c.seed = s.philox_keys[0];
   c.lse_head = LseHeadStride(p);
   c.sequences = MakeSequenceParams(p, sequences);
   return c;

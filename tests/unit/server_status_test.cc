@@ -82,13 +82,14 @@ CallRecord Served(PathId path, int64_t seqlen, uint64_t kernel_ns) {
                   .num_kv_heads = 4,
                   .head_dim = 64,
                   .head_dim_v = 64};
-  auto& report = record.report;
+  ::attention::v1::ExecutionReport report;
   report.set_path(std::string(Name(path)));
   report.set_path_class(ClassOf(path) == PathClass::kFlash ? ::attention::v1::PATH_CLASS_FLASH
                                                            : ::attention::v1::PATH_CLASS_STANDARD);
   report.mutable_times()->set_kernel_ns(kernel_ns);
   report.mutable_traffic()->set_tile_bytes(10);
   report.mutable_traffic()->set_standard_bytes(100);
+  record.report = report.SerializeAsString();
   return record;
 }
 
@@ -119,8 +120,10 @@ TEST_F(StatusTest, HostileStringsStayStrings) {
   refused.rejections = kHostile;
   context_.recent.Add(refused);
   CallRecord served = Served(PathId::kFlashCpu, 8, 1000);
-  served.report.set_kernel("<b>\"");
-  served.report.add_rejections()->set_detail("<b>\\");
+  ::attention::v1::ExecutionReport report = served.ParseReport();
+  report.set_kernel("<b>\"");
+  report.add_rejections()->set_detail("<b>\\");
+  served.report = report.SerializeAsString();
   context_.recent.Add(served);
   status_.NoteSelfTest(
       {{PathId::kFlashCpu, Pass::kForward, DType::kBf16, absl::InternalError(kHostile)}});
@@ -145,7 +148,7 @@ TEST_F(StatusTest, AnErrorCutWithinACharacterIsValid) {
   for (int i = 0; i < 200; ++i) record.error += "é";  // cut at an odd number of bytes: within one
   record.error.insert(0, "x");
   context_.recent.Add(record);
-  EXPECT_EQ(context_.recent.Snapshot()[0]->error.size(), RecentCalls::kMaxErrorBytes);
+  EXPECT_EQ(context_.recent.Snapshot()[0].error.size(), RecentCalls::kMaxErrorBytes);
   const std::string error = Read()["calls"][0]["error"];
   EXPECT_EQ(error.substr(error.size() - 3), "\xef\xbf\xbd");
 }
