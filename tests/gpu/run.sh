@@ -4,16 +4,16 @@
 # status is 0 where every step passed.
 #   tests/gpu/run.sh [--bundle DIR] [--build-dir DIR] [--out DIR] [--only STEP...]
 # Steps: exactness sanitizers sweep decode gpt2 block-sparse memory deterministic counters end-to-end
-#        build
+#        load build
 # Needs: an NVIDIA GPU with its driver; python3 with torch (CUDA) and numpy for the benchmarks, with
-# grpcio for end-to-end; ncu (permitted to read counters) for counters; compute-sanitizer for
+# grpcio for end-to-end and load; ncu (permitted to read counters) for counters; compute-sanitizer for
 # sanitizers. Without --bundle: what deploy/packages.sh installs, and nvcc.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
 all=(exactness sanitizers sweep decode gpt2 block-sparse memory deterministic counters end-to-end
-  build)
+  load build)
 tests=(matrix probe merge known_inputs large long_sums fixture select)
 bundle="" build_dir="$root/build-gpu" out="$here/results" steps=()
 
@@ -87,6 +87,7 @@ run_step() {
     sanitizers) python3 "$here/sanitizers.py" --out "$out" "$bundle" ;;
     counters) python3 "$here/counters.py" --out "$out" ;;
     end-to-end) python3 "$here/end_to_end.py" --out "$out" ;;
+    load) python3 "$here/load.py" --out "$out" ;;
     build) python3 "$here/build.py" --out "$out" ;;
     # Benchmarks, one or several: in one process, which starts torch once.
     *) python3 "$here/bench.py" --out "$out" "$@" ;;
