@@ -1,9 +1,10 @@
 #include "server/rpc/status_json.h"
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "kernels/api/text.h"
 #include "server/rpc/service.h"
@@ -21,11 +22,10 @@ double Seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
-// Four digits are more than a chart shows.
+// Four digits are more than a chart shows, and most of the document would be digits.
 double Short(double value) {
-  if (value == 0 || !std::isfinite(value)) return 0;
-  const double unit = std::pow(10.0, std::floor(std::log10(std::fabs(value))) - 3);
-  return std::round(value / unit) * unit;
+  double result = 0;
+  return absl::SimpleAtod(absl::StrFormat("%.4g", value), &result) ? result : 0;
 }
 
 // Valid JSON whatever bytes the strings hold, and without '<', so that no parser of HTML finds a

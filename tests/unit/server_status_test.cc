@@ -254,6 +254,18 @@ TEST_F(StatusTest, HistoryHoldsDifferences) {
   EXPECT_EQ(intervals[1].handler_mean, 0);
 }
 
+TEST_F(StatusTest, HistoryColumnsAreShort) {
+  metrics_.ObserveStage(Stage::kHandler, Pass::kForward, std::chrono::nanoseconds(1'234'567));
+  metrics_.CountBytes(ByteLevel::kWireRequest, Pass::kForward, PathId::kFlashCpu, 987'654'321);
+  clock_.Advance(std::chrono::milliseconds(1001));
+  history_.Sample();
+  const Json history = Read()["history"];
+  EXPECT_EQ(history["seconds"].dump(), "[1.001]");
+  EXPECT_EQ(history["handler_mean_s"].dump(), "[0.001235]");
+  EXPECT_EQ(history["wire_in_bytes"][0], 987'700'000);
+  for (const Json& column : history) EXPECT_EQ(column.size(), 1u);
+}
+
 TEST_F(StatusTest, HistoryIsBounded) {
   for (size_t i = 0; i < History::kCapacity + 5; ++i) {
     clock_.Advance(std::chrono::seconds(1));

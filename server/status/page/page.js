@@ -85,8 +85,9 @@ const pathRow = (p) => {
       p.self_test_passed > 0 ? chipCell(`${p.self_test_passed} passed`, 'flash') : cell('not run');
   const reasons = p.reasons.map((r) => r.reason + (r.detail ? ': ' + r.detail : ''));
   const words = [...reasons, ...p.self_test_failed].join('; ');
-  return el('tr', {}, cell(p.path), chipCell(p.available ? 'available' : 'off', p.available ? 'flash' : ''), test,
-            cell(words, 'text'));
+  const row = el('tr', {class: words ? 'open' : null}, cell(p.path),
+                 chipCell(p.available ? 'available' : 'off', p.available ? 'flash' : ''), test);
+  return [row, words ? el('tr', {}, el('td', {class: 'text', colspan: 3}, words)) : []];
 };
 
 const deviceRow = (d, errors) => {
@@ -127,7 +128,7 @@ const drawHealth = (status) => {
   const fallbacks = totals.fallbacks.map((f) =>
       el('tr', {}, cell(f.reason), cell(f.pass), cell(format.count(f.calls), 'n')));
   $('health').replaceChildren(
-      panel('Paths', wide(heads('path', 'state', 'self-test', 'why it is off'), status.paths.map(pathRow))),
+      panel('Paths', wide(heads('path', 'state', 'self-test'), status.paths.map(pathRow))),
       panel('Devices', wide(heads('device', 'state', 'name', 'ISA', 'memory', ...(errors ? ['error'] : [])),
                             status.devices.map((d) => deviceRow(d, errors)))),
       canaryPanel(status.canary), panel('Capacity', meters),
