@@ -132,6 +132,7 @@ case "$name" in
     exec python3 "$root/tests/bench/load_bench.py" "$name" --attn "$build_dir/client/cli/attn" \
       --attnd "$build_dir/server/attnd" --null-server "$bin/attn_null_server" \
       --histogram "$bin/attn_load_histogram" "$@"
+    ;;
   promql) observe_bench promql.py "$@" ;;
   induced-fallback) observe_bench induced_fallback.py "$@" ;;
   scrape-storm) observe_bench scrape_storm.py "$@" ;;

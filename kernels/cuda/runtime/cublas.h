@@ -64,8 +64,8 @@ class Cublas {
  public:
   // The library of this process, looked for once: first as the loader finds it (libcublas.so.13,
   // .so.12), then beside a CUDA toolkit (CUDA_HOME, CUDA_PATH, /usr/local/cuda). Null where it is
-  // not there or too old, or where ATTN_CUBLAS=off is in the environment (for diagnosis: the products
-  // of standard_cuda then run on kernels of attnd's own); *why then says what was tried.
+  // not there or too old, or where ATTN_CUBLAS=off is in the environment (for diagnosis: the
+  // products of standard_cuda then run on kernels of attnd's own); *why then says what was tried.
   static const Cublas* Get(std::string* why = nullptr);
 
   // "13.1.0"; empty where the library does not say.
