@@ -15,9 +15,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "integration"))
 
 import results  # noqa: E402
+from harness import metrics  # noqa: E402
 from harness.server import Attnd  # noqa: E402
 
 ATTN = os.environ.get("ATTN", "attn")
+# What NVML says of the devices; none without one.
+SENSORS = ("attn_device_sm_clock", "attn_device_memory_clock", "attn_device_power",
+           "attn_device_temperature", "attn_device_throttled", "attn_device_utilization")
 METHOD = "attn load on load_mix.json, Poisson arrivals, client and server on one host"
 
 
@@ -34,10 +38,13 @@ def main():
              "--channels", "4", "--metrics", f"http://127.0.0.1:{server.metrics_port}/metrics",
              "--html", args.out / "load.html", "--json"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
+        samples = metrics.scrape(server.metrics_port).samples
+        sensors = [dict(name=name, value=value, **dict(labels))
+                   for (name, labels), value in samples.items() if name.startswith(SENSORS)]
     print(done.stderr.strip()[-2000:])
     if not done.stdout.strip():
         return 1
-    results.write_result(args.out, "load", dict(status=done.returncode,
+    results.write_result(args.out, "load", dict(status=done.returncode, sensors=sensors,
                                                 report=json.loads(done.stdout)), METHOD)
     return done.returncode
 
