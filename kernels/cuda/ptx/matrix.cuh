@@ -36,6 +36,18 @@ __device__ __forceinline__ void StoreShared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void StoreShared16(uint32_t address, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
+  uint32_t r;
+  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(r) : "r"(address) : "memory");
+  return r;
+}
+
 __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
   uint4 r;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
@@ -43,6 +55,31 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
                : "r"(address)
                : "memory");
   return r;
+}
+
+// Transposes a 4 x 4 matrix of which each lane of a quad has a row: r[t] of lane q becomes r[q] of
+// lane t.
+__device__ __forceinline__ void TransposeInQuad(uint32_t (&r)[4], int quad) {
+  // Exchange with the lane two away: halves of rows.
+  const bool upper = (quad & 2) != 0, odd = (quad & 1) != 0;
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+    const uint32_t other = __shfl_xor_sync(~0u, upper ? r[t] : r[t + 2], 2);
+    if (upper) {
+      r[t] = other;
+    } else {
+      r[t + 2] = other;
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < 4; t += 2) {
+    const uint32_t other = __shfl_xor_sync(~0u, odd ? r[t] : r[t + 1], 1);
+    if (odd) {
+      r[t] = other;
+    } else {
+      r[t + 1] = other;
+    }
+  }
 }
 
 // What differs between the 16-bit element types. c += a b, fp32 accumulation.

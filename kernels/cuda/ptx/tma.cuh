@@ -1,0 +1,36 @@
+// The tensor memory accelerator: copies of boxes of a tensor that a map describes.
+// Source: PTX ISA 8.5, "cp.async.bulk.tensor", "prefetch{u}", "Tensor-map"; the map is made by
+// cuTensorMapEncodeTiled (CUDA Driver API, "Tensor Map Object Management").
+#ifndef ATTN_KERNELS_CUDA_PTX_TMA_CUH_
+#define ATTN_KERNELS_CUDA_PTX_TMA_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace attn::ptx {
+
+__device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
+}
+
+// Copies the box at (c0, c1, c2, c3), innermost first, to shared memory and counts its bytes on
+// `barrier`. What of it lies outside the tensor becomes zeros, which count too.
+__device__ __forceinline__ void CopyBox4(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                         int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];\n" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// Orders this thread's ordinary accesses to shared memory before what the tensor cores and the copy
+// engine do to it after the next barrier. Source: "Async proxy", "fence.proxy".
+__device__ __forceinline__ void FenceAsyncProxy() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+}  // namespace attn::ptx
+
+#endif  // ATTN_KERNELS_CUDA_PTX_TMA_CUH_

@@ -1,0 +1,49 @@
+// What flash_sm90's forward kernels are told, beside what every CUDA kernel is told.
+#ifndef ATTN_KERNELS_CUDA_SM90_KERNEL_PARAMS_H_
+#define ATTN_KERNELS_CUDA_SM90_KERNEL_PARAMS_H_
+
+#include <cuda.h>
+
+#include "kernels/cuda/common/params.h"
+
+namespace attn::cuda::sm90 {
+
+inline constexpr int kMaxSplits = 128;  // of the keys
+inline constexpr int kPanel = 64;       // elements of a row of shared memory: 128 bytes
+
+// What Forward is compiled for. kFull: no right or left limit and no block mask, so only the last
+// key tile is masked. kLimited: with them. kOptions: softcap, ALiBi, bias, dropout, or a scale that
+// is not positive, with or without limits. Lengths, sinks and splits are in all.
+enum class Mode { kFull, kLimited, kOptions };
+inline constexpr int kModes = 3;
+
+struct ForwardParams {
+  // Maps of (element, head, token, batch); boxes of kPanel elements of one head and the tile's rows
+  // of tokens. In THD there is one batch.
+  CUtensorMap q, k, v;
+  void* out;  // contiguous, layout of q
+  float* lse;
+  TensorStrides out_strides;
+  SequenceParams sequences;
+  int64_t lse_head;                      // elements between heads of an lse-shaped buffer
+  int32_t num_heads, group, head_dim_v;  // group: query heads of a kv head
+  bool out_fp32;
+  // Values of rows that a sequence has beyond len_k may be anything; otherwise they are read as
+  // zeros, because the tensor ends there.
+  bool loose_keys;
+  bool last_first;  // hand out the last query tiles first: they have most keys
+  // Work: tiles * splits of each of heads * batch, in sections of `section` heads, whose keys and
+  // values the L2 cache holds; within one, all heads' first tiles before all heads' second.
+  int32_t tiles, section;
+  uint32_t work;
+  uint32_t* counters;   // two: work handed out beyond the first of each CTA; CTAs that are done
+  int32_t splits;       // 1: none
+  int32_t split_tiles;  // key tiles per split
+  float *partial_out, *partial_lse;
+  int64_t partial_rows;  // rows of an lse-shaped buffer
+  ScoreParams score;
+};
+
+}  // namespace attn::cuda::sm90
+
+#endif  // ATTN_KERNELS_CUDA_SM90_KERNEL_PARAMS_H_
