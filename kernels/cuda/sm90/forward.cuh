@@ -64,7 +64,9 @@ struct ForwardTraits : Tile_ {
   static constexpr int kSharedBytes = kWorkAt + kWorkSlots * static_cast<int>(sizeof(Work)) + 1024;
   static constexpr uint32_t kSquares = (uint32_t{1} << (Tile_::kKeys / kMaskStep)) - 1;
   static_assert(Tile_::kKeys % 16 == 0 && Tile_::kKeys * 128 % 1024 == 0);
+#ifndef X_ANY
   static_assert(kMode == Mode::kFull || Tile_::kKeys % kMaskStep == 0);
+#endif
 };
 
 template <class Traits>
@@ -72,11 +74,19 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index) {
   Work w;
   const uint32_t heads = p.num_heads * p.sequences.batch;
   const uint32_t per_head = p.tiles * p.splits;
-  const uint32_t section = index / (p.section * per_head);
-  const uint32_t in_section = index - section * (p.section * per_head);
-  const uint32_t section_heads = min(p.section, heads - section * p.section);
-  uint32_t tile = in_section / section_heads;
-  const uint32_t head = section * p.section + (in_section - tile * section_heads);
+  // The first section has what is left over, so that the last one, at whose end multiprocessors
+  // wait for each other, is not a small one.
+  const uint32_t rest = heads % p.section, head_start = rest == 0 ? p.section : rest;
+  uint32_t first_head = 0, section_heads = head_start;
+  if (index >= head_start * per_head) {
+    index -= head_start * per_head;
+    section_heads = p.section;
+    const uint32_t section = index / (p.section * per_head);
+    index -= section * (p.section * per_head);
+    first_head = head_start + section * p.section;
+  }
+  uint32_t tile = index / section_heads;
+  const uint32_t head = first_head + (index - tile * section_heads);
   w.b = head / p.num_heads;
   w.h = head - w.b * p.num_heads;
   w.split = 0;
@@ -231,9 +241,13 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
 template <class Traits>
 struct Consumer {
   float o[Traits::kHeadDimV / 8][4];
-  float max[2];  // what probabilities are relative to: raw products, with options log2 scores
-  float sum[2];  // of this lane's columns
-  uint32_t p[Traits::kKeys / 16][4];  // probabilities of the latest tile, as A of O += P V
+  // What probabilities are relative to: a maximum of raw products, with options of log2 scores; and
+  // the same as the exponents' summand, or 0 where it is subtracted before (`far`).
+  float max[2], base[2];
+  float sum[2];                       // of this lane's columns
+  bool far;                           // some row of the warp
+  float s[Traits::kKeys / 8][4];      // scores of the latest tile
+  uint32_t p[Traits::kKeys / 16][4];  // its probabilities, as A of O += P V
   uint32_t tiles;                     // key tiles so far: the next one's use of the rings
   uint32_t p_tile;                    // that p belongs to
   uint32_t queries;                   // tiles of queries so far
@@ -286,120 +300,10 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
   }
 }
 
-// s := probabilities relative to c.max, which follows the running maximum; c.sum is rescaled to it,
-// and *correction is what the accumulator has to be multiplied by where the result is true. As
-// flash_sm80's: the base is raised only when a score passes it by more than 2^kLazyRise.
+// As flash_sm80's: probabilities are relative to a maximum that is raised only when a score passes
+// it by more than 2^kLazyRise; beyond kExactBase it is subtracted before the multiply-add.
 inline constexpr float kExactBase = 64.0f;
 inline constexpr float kLazyRise = 8.0f;
-
-template <class Traits>
-__device__ __forceinline__ bool OnlineSoftmax(float scale_log2, float keep_log2,
-                                              Consumer<Traits>& c, float (&s)[Traits::kKeys / 8][4],
-                                              float (&correction)[2]) {
-  constexpr int kColumns = Traits::kKeys / 8;
-  float from[2];
-  const float limit = Traits::kOptions ? fmaxf(kLazyRise - keep_log2, 0.0f) : kLazyRise;
-  bool far = false, rises = false;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float tops[4];  // four chains: the latency of one would show
-#pragma unroll
-    for (int x = 0; x < 4; ++x) tops[x] = fmaxf(s[x][2 * half], s[x][2 * half + 1]);
-#pragma unroll
-    for (int x = 4; x < kColumns; ++x) {
-      tops[x % 4] = fmaxf(tops[x % 4], fmaxf(s[x][2 * half], s[x][2 * half + 1]));
-    }
-    float top = fmaxf(fmaxf(c.max[half], fmaxf(tops[0], tops[1])), fmaxf(tops[2], tops[3]));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const bool rise = (top - c.max[half]) * scale_log2 > limit;
-    if (!rise) top = c.max[half];
-    from[half] = top == -CUDART_INF_F ? 0.0f : top;  // no key yet
-    correction[half] = ptx::Exp2((c.max[half] - from[half]) * scale_log2);
-    c.max[half] = top;
-    rises |= rise;
-    far |= fabsf(from[half] * scale_log2) > kExactBase;
-  }
-  rises = __any_sync(~0u, rises);
-  if (rises) {
-    c.sum[0] *= correction[0];
-    c.sum[1] *= correction[1];
-  }
-  if (__any_sync(~0u, far)) {  // rare
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int x = 0; x < kColumns; ++x) {
-        s[x][2 * half] -= from[half];
-        s[x][2 * half + 1] -= from[half];
-      }
-      from[half] = 0.0f;
-    }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float base = from[half] * scale_log2;
-    if constexpr (Traits::kOptions) base -= keep_log2;
-    float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int x = 0; x < kColumns; ++x) {
-      s[x][2 * half] = ptx::Exp2(fmaf(s[x][2 * half], scale_log2, -base));
-      s[x][2 * half + 1] = ptx::Exp2(fmaf(s[x][2 * half + 1], scale_log2, -base));
-      sums[x % 2] += s[x][2 * half] + s[x][2 * half + 1];
-    }
-    c.sum[half] += sums[0] + sums[1];
-  }
-  return rises;
-}
-
-template <class Traits>
-__device__ __forceinline__ void PackProbabilities(Consumer<Traits>& c,
-                                                  const float (&s)[Traits::kKeys / 8][4]) {
-  using E = ptx::Element<typename Traits::T>;
-#pragma unroll
-  for (int x = 0; x < Traits::kKeys / 16; ++x) {
-    c.p[x][0] = E::Pack(s[2 * x][0], s[2 * x][1]);
-    c.p[x][1] = E::Pack(s[2 * x][2], s[2 * x][3]);
-    c.p[x][2] = E::Pack(s[2 * x + 1][0], s[2 * x + 1][1]);
-    c.p[x][3] = E::Pack(s[2 * x + 1][2], s[2 * x + 1][3]);
-  }
-}
-
-// Issues s = Q K^T with the keys of the ring's stage.
-template <class Traits>
-__device__ __forceinline__ void IssueScores(const Consumer<Traits>& c,
-                                            float (&s)[Traits::kKeys / 8][4]) {
-  using W = ptx::Wgmma<typename Traits::T, Traits::kKeys>;
-  const uint64_t q = ptx::WgmmaDescriptor(
-      c.shared + StageOf<Traits::kQStages>(c.queries) * Traits::kQBytes + c.group * 64 * 128, 16);
-  const uint64_t k = ptx::WgmmaDescriptor(
-      c.shared + Traits::kKAt + StageOf<Traits::kStages>(c.tiles) * Traits::kKBytes, 16);
-#pragma unroll
-  for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
-    const int panel = step / 4, in_panel = step % 4 * 32;
-    W::Ss(s, q + (panel * Traits::kQueries * 128 + in_panel) / 16,
-          k + (panel * Traits::kKeys * 128 + in_panel) / 16, step != 0);
-  }
-}
-
-// Issues o += P V with the values of the ring's stage.
-template <class Traits>
-__device__ __forceinline__ void IssueValues(Consumer<Traits>& c) {
-  using W = ptx::Wgmma<typename Traits::T, Traits::kHeadDimV>;
-  const uint64_t v = ptx::WgmmaDescriptor(
-      c.shared + Traits::kVAt + StageOf<Traits::kStages>(c.p_tile) * Traits::kVBytes,
-      Traits::kKeys * 128);
-#pragma unroll
-  for (int step = 0; step < Traits::kKeys / 16; ++step) {
-    W::Rs(c.o, c.p[step], v + step * 16 * 128 / 16, true);
-  }
-}
-
-// One arrival for each consumer warp.
-__device__ __forceinline__ void Release(uint32_t barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) ptx::BarrierArrive(barrier);
-}
 
 template <class Traits>
 __device__ __forceinline__ void DropProbabilities(const ForwardParams& p, const Work& w,
@@ -421,6 +325,142 @@ __device__ __forceinline__ void DropProbabilities(const ForwardParams& p, const 
       }
     }
   }
+}
+
+// This lane's largest scores of its two rows.
+template <class Traits>
+__device__ __forceinline__ void LargestScores(const Consumer<Traits>& c, float (&tops)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float chains[4];  // the latency of one would show
+#pragma unroll
+    for (int x = 0; x < 4; ++x) chains[x] = fmaxf(c.s[x][2 * half], c.s[x][2 * half + 1]);
+#pragma unroll
+    for (int x = 4; x < Traits::kKeys / 8; ++x) {
+      chains[x % 4] = fmaxf(chains[x % 4], fmaxf(c.s[x][2 * half], c.s[x][2 * half + 1]));
+    }
+    tops[half] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+  }
+}
+
+// Raises c.max to what its rows have seen and rescales c.sum and c.o.
+template <class Traits>
+__device__ __forceinline__ void RaiseMaximum(float scale_log2, float keep_log2, float limit,
+                                             const float (&tops)[2], Consumer<Traits>& c) {
+  float from[2], correction[2];
+  bool far = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float top = fmaxf(c.max[half], tops[half]);
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    if (!((top - c.max[half]) * scale_log2 > limit)) top = c.max[half];
+    from[half] = top == -CUDART_INF_F ? 0.0f : top;  // no key yet
+    correction[half] = ptx::Exp2((c.max[half] - from[half]) * scale_log2);
+    c.max[half] = top;
+    c.sum[half] *= correction[half];
+    far |= fabsf(from[half] * scale_log2) > kExactBase;
+  }
+  c.far = __any_sync(~0u, far);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    c.base[half] = c.far ? 0.0f : from[half] * scale_log2;
+    if constexpr (Traits::kOptions) c.base[half] -= keep_log2;
+  }
+#pragma unroll
+  for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c.o[x][e] *= correction[e >> 1];
+  }
+}
+
+// c.s := probabilities relative to c.max, c.p the same as A of the next O += P V. Lanes look at the
+// scores of their own: only where one of the warp's passes the limit do rows compare. No product is
+// in flight.
+template <class Traits>
+__device__ __forceinline__ void OnlineSoftmax(const ForwardParams& p, const Work& w,
+                                              const HeadOptions& options, int n,
+                                              const float (&tops)[2], Consumer<Traits>& c) {
+  using E = ptx::Element<typename Traits::T>;
+  const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
+  const float limit = Traits::kOptions ? fmaxf(kLazyRise - p.score.keep_log2, 0.0f) : kLazyRise;
+  const bool rises = __any_sync(
+      ~0u, (tops[0] - c.max[0]) * scale_log2 > limit || (tops[1] - c.max[1]) * scale_log2 > limit);
+  if (rises || c.far) {  // one branch past what is rare
+    if (rises) RaiseMaximum<Traits>(scale_log2, p.score.keep_log2, limit, tops, c);
+    if (c.far) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float from = c.max[half] == -CUDART_INF_F ? 0.0f : c.max[half];
+#pragma unroll
+        for (int x = 0; x < Traits::kKeys / 8; ++x) {
+          c.s[x][2 * half] -= from;
+          c.s[x][2 * half + 1] -= from;
+        }
+      }
+    }
+  }
+  float sums[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma unroll
+  for (int x = 0; x < Traits::kKeys / 8; ++x) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& a = c.s[x][2 * half];
+      float& b = c.s[x][2 * half + 1];
+      a = ptx::Exp2(fmaf(a, scale_log2, -c.base[half]));
+      b = ptx::Exp2(fmaf(b, scale_log2, -c.base[half]));
+      sums[half][x % 2] += a + b;
+      if constexpr (!Traits::kOptions) c.p[x / 2][x % 2 * 2 + half] = E::Pack(a, b);
+    }
+  }
+  c.sum[0] += sums[0][0] + sums[0][1];
+  c.sum[1] += sums[1][0] + sums[1][1];
+  if constexpr (Traits::kOptions) {
+    if (p.score.threshold < 65536) DropProbabilities<Traits>(p, w, options, n, c, c.s);
+#pragma unroll
+    for (int x = 0; x < Traits::kKeys / 8; ++x) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        c.p[x / 2][x % 2 * 2 + half] = E::Pack(c.s[x][2 * half], c.s[x][2 * half + 1]);
+      }
+    }
+  }
+  c.p_tile = c.tiles - 1;
+}
+
+// Issues s = Q K^T with the keys of the ring's stage.
+template <class Traits>
+__device__ __forceinline__ void IssueScores(Consumer<Traits>& c) {
+  using W = ptx::Wgmma<typename Traits::T, Traits::kKeys>;
+  const uint64_t q = ptx::WgmmaDescriptor(
+      c.shared + StageOf<Traits::kQStages>(c.queries) * Traits::kQBytes + c.group * 64 * 128, 16);
+  const uint64_t k = ptx::WgmmaDescriptor(
+      c.shared + Traits::kKAt + StageOf<Traits::kStages>(c.tiles) * Traits::kKBytes, 16);
+#pragma unroll
+  for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+    const int panel = step / 4, in_panel = step % 4 * 32;
+    W::Ss(c.s, q + (panel * Traits::kQueries * 128 + in_panel) / 16,
+          k + (panel * Traits::kKeys * 128 + in_panel) / 16, step != 0);
+  }
+}
+
+// Issues o += P V with the values of the ring's stage.
+template <class Traits>
+__device__ __forceinline__ void IssueValues(Consumer<Traits>& c) {
+  using W = ptx::Wgmma<typename Traits::T, Traits::kHeadDimV>;
+  const uint64_t v = ptx::WgmmaDescriptor(
+      c.shared + Traits::kVAt + StageOf<Traits::kStages>(c.p_tile) * Traits::kVBytes,
+      Traits::kKeys * 128);
+#pragma unroll
+  for (int step = 0; step < Traits::kKeys / 16; ++step) {
+    W::Rs(c.o, c.p[step], v + step * 16 * 128 / 16, true);
+  }
+}
+
+// One arrival for each consumer warp.
+__device__ __forceinline__ void Release(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) ptx::BarrierArrive(barrier);
 }
 
 // What the warpgroup sees of a work: key tiles, and those that all its rows see whole.
@@ -450,14 +490,13 @@ __device__ __forceinline__ Range RangeOf(const ForwardParams& p, const Work& w, 
   return r;
 }
 
-// From raw products of tile n to probabilities.
+// From raw products of tile n to scores; with options log2 scores.
 template <class Traits>
-__device__ __forceinline__ bool Probabilities(const ForwardParams& p, const Work& w,
-                                              const HeadOptions& options, const Range& r, int n,
-                                              Consumer<Traits>& c, float (&s)[Traits::kKeys / 8][4],
-                                              float (&correction)[2]) {
+__device__ __forceinline__ void FinishScores(const ForwardParams& p, const Work& w,
+                                             const HeadOptions& options, const Range& r, int n,
+                                             Consumer<Traits>& c) {
   if constexpr (Traits::kOptions) {
-    float(&one)[1][Traits::kKeys / 8][4] = reinterpret_cast<float(&)[1][Traits::kKeys / 8][4]>(s);
+    float(&one)[1][Traits::kKeys / 8][4] = reinterpret_cast<float(&)[1][Traits::kKeys / 8][4]>(c.s);
     ApplyScoreOptions<false>(
         p.score, options, w.s.len_q, w.s.len_k, w.s.off,
         [&](int, int, int e) { return RowOf(w, c) + (e >> 1) * 8; },
@@ -465,14 +504,8 @@ __device__ __forceinline__ bool Probabilities(const ForwardParams& p, const Work
         one, one);
   }
   if (n >= r.full_end || n < r.full_begin) {
-    MaskScores<Traits>(p, w, options.block_mask, c, n, s);
+    MaskScores<Traits>(p, w, options.block_mask, c, n, c.s);
   }
-  const bool rises = OnlineSoftmax<Traits>(Traits::kOptions ? 1.0f : p.score.scale_log2,
-                                           p.score.keep_log2, c, s, correction);
-  if constexpr (Traits::kOptions) {
-    if (p.score.threshold < 65536) DropProbabilities<Traits>(p, w, options, n, c, s);
-  }
-  return rises;
 }
 
 // Waits for the warpgroup's turn to issue products, and passes the turn on.
@@ -499,6 +532,12 @@ __device__ __forceinline__ void AwaitStage(const Consumer<Traits>& c, int kind, 
 
 // The queries' last product is done.
 template <class Traits>
+__device__ __forceinline__ void AwaitQueries(const Consumer<Traits>& c) {
+  ptx::BarrierWait(c.shared + Traits::kQFull + 8 * StageOf<Traits::kQStages>(c.queries),
+                   ParityOf<Traits::kQStages>(c.queries));
+}
+
+template <class Traits>
 __device__ __forceinline__ void ReleaseQueries(Consumer<Traits>& c) {
   Release(c.shared + Traits::kQEmpty + 8 * StageOf<Traits::kQStages>(c.queries), c.lane);
   ++c.queries;
@@ -507,12 +546,12 @@ __device__ __forceinline__ void ReleaseQueries(Consumer<Traits>& c) {
 // Issues the scores of the next tile and, where kValues, o += P V; returns when the scores are
 // there. Takes one turn.
 template <class Traits, bool kValues>
-__device__ __forceinline__ void IssueStep(Consumer<Traits>& c, float (&s)[Traits::kKeys / 8][4]) {
+__device__ __forceinline__ void IssueStep(Consumer<Traits>& c) {
   AwaitStage(c, Traits::kKFull, c.tiles);
   AwaitTurn<Traits>(c.group);
-  ptx::Settle(s);
+  ptx::Settle(c.s);
   ptx::WgmmaFence();
-  IssueScores<Traits>(c, s);
+  IssueScores<Traits>(c);
   ptx::WgmmaCommit();
   if constexpr (kValues) {
     AwaitStage(c, Traits::kVFull, c.p_tile);
@@ -524,11 +563,12 @@ __device__ __forceinline__ void IssueStep(Consumer<Traits>& c, float (&s)[Traits
   }
   PassTurn<Traits>(c.group);
   ptx::WgmmaWait<kValues ? 1 : 0>();
-  ptx::Settle(s);
+  ptx::Settle(c.s);
   Release(StageBarrier(c, Traits::kKEmpty, c.tiles), c.lane);
+  ++c.tiles;
 }
 
-// Waits for the values issued last and lets their stage go.
+// Waits for the values in flight and lets their stage go.
 template <class Traits>
 __device__ __forceinline__ void FinishValues(Consumer<Traits>& c) {
   ptx::WgmmaWait<0>();
@@ -537,33 +577,19 @@ __device__ __forceinline__ void FinishValues(Consumer<Traits>& c) {
   Release(StageBarrier(c, Traits::kVEmpty, c.p_tile), c.lane);
 }
 
-// The probabilities in s become those of the next O += P V.
-template <class Traits>
-__device__ __forceinline__ void TakeProbabilities(Consumer<Traits>& c,
-                                                  const float (&s)[Traits::kKeys / 8][4]) {
-  PackProbabilities<Traits>(c, s);
-  c.p_tile = c.tiles++;
-}
-
 // Key tile n, not the first of its work: its scores, while the values of the tile before are
 // multiplied. `last`: it is the last one.
 template <class Traits>
 __device__ __forceinline__ void Step(const ForwardParams& p, const Work& w,
                                      const HeadOptions& options, const Range& r, int n, bool last,
                                      Consumer<Traits>& c) {
-  float s[Traits::kKeys / 8][4], correction[2];
-  IssueStep<Traits, true>(c, s);
+  float tops[2];
+  IssueStep<Traits, true>(c);
   if (last) ReleaseQueries(c);
-  const bool rises = Probabilities<Traits>(p, w, options, r, n, c, s, correction);
+  FinishScores<Traits>(p, w, options, r, n, c);
+  LargestScores<Traits>(c, tops);
   FinishValues<Traits>(c);
-  if (rises) {
-#pragma unroll
-    for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) c.o[x][e] *= correction[e >> 1];
-    }
-  }
-  TakeProbabilities<Traits>(c, s);
+  OnlineSoftmax<Traits>(p, w, options, n, tops, c);
 }
 
 // A tile of which this warpgroup sees nothing.
@@ -578,13 +604,15 @@ __device__ __forceinline__ void Pass(Consumer<Traits>& c) {
   ++c.tiles;
 }
 
-// Zeroes the values of keys beyond len_k of tile n, which may be anything: 0 * NaN is NaN.
+// Zeroes the values of keys beyond len_k of the latest tile, n, which may be anything: 0 * NaN is
+// NaN.
 template <class Traits>
 __device__ __forceinline__ void ClearLooseValues(const Work& w, int n, const Consumer<Traits>& c) {
   const int valid = w.s.len_k - n * Traits::kKeys;
   if (valid >= Traits::kKeys) return;
-  AwaitStage(c, Traits::kVFull, c.p_tile);
-  const uint32_t v = c.shared + Traits::kVAt + StageOf<Traits::kStages>(c.p_tile) * Traits::kVBytes;
+  AwaitStage(c, Traits::kVFull, c.tiles - 1);
+  const uint32_t v =
+      c.shared + Traits::kVAt + StageOf<Traits::kStages>(c.tiles - 1) * Traits::kVBytes;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanelsV; ++panel) {
     // Rows are whole, so where the swizzle put their chunks does not matter.
@@ -612,8 +640,7 @@ __device__ __forceinline__ float FinishRow(float max2, float sum, float sink, fl
 
 template <class Traits>
 __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
-                                          const Consumer<Traits>& c, const float (&max)[2],
-                                          const float (&sums)[2]) {
+                                          const Consumer<Traits>& c) {
   using T = typename Traits::T;
   using E = ptx::Element<T>;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
@@ -624,7 +651,7 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
   const int quad = c.lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float sum = sums[half];
+    float sum = c.sum[half];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if constexpr (Traits::kOptions) sum *= p.score.keep_inverse;
@@ -632,7 +659,7 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
     const bool valid = i < w.s.len_q, has_keys = valid && sum > 0.0f, stored = i < w.s.rows_q;
     float lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
     float factor = 0.0f;                       // and o is 0 there
-    if (has_keys) lse = FinishRow(max[half] * scale_log2, sum, sink, &factor);
+    if (has_keys) lse = FinishRow(c.max[half] * scale_log2, sum, sink, &factor);
     if (partial || p.out_fp32) {
       const int64_t row = w.split * p.partial_rows + lse_row0 + i;
       float* to = partial ? p.partial_out + row * p.head_dim_v
@@ -681,6 +708,10 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
 
 template <class Traits>
 __device__ __forceinline__ void ResetRows(Consumer<Traits>& c) {
+  c.max[0] = c.max[1] = -CUDART_INF_F;
+  c.base[0] = c.base[1] = 0.0f;
+  c.sum[0] = c.sum[1] = 0.0f;
+  c.far = false;
 #pragma unroll
   for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
     c.o[x][0] = c.o[x][1] = c.o[x][2] = c.o[x][3] = 0.0f;
@@ -694,9 +725,8 @@ enum class Due { kNothing, kValues, kRows };
 // Writes the rows of the work before, whose slot is `slot`.
 template <class Traits>
 __device__ __forceinline__ void WriteWork(const ForwardParams& p, const Work* works, uint32_t slot,
-                                          const float (&max)[2], const float (&sum)[2],
                                           const Consumer<Traits>& c) {
-  WriteRows<Traits>(p, works[slot], c, max, sum);
+  WriteRows<Traits>(p, works[slot], c);
   Release(c.shared + Traits::kWorkEmpty + 8 * slot, c.lane);
 }
 
@@ -706,27 +736,24 @@ template <class Traits, bool kValues>
 __device__ __forceinline__ void FirstStep(const ForwardParams& p, const Work* works, uint32_t slot,
                                           uint32_t slot_before, const HeadOptions& options,
                                           const Range& r, int n, bool last, Consumer<Traits>& c) {
-  float s[Traits::kKeys / 8][4], correction[2];
-  ptx::BarrierWait(c.shared + Traits::kQFull + 8 * StageOf<Traits::kQStages>(c.queries),
-                   ParityOf<Traits::kQStages>(c.queries));
-  IssueStep<Traits, kValues>(c, s);
+  float tops[2];
+  AwaitQueries(c);
+  IssueStep<Traits, kValues>(c);
   if (last) ReleaseQueries(c);
-  const float max[2] = {c.max[0], c.max[1]}, sum[2] = {c.sum[0], c.sum[1]};
-  c.max[0] = c.max[1] = -CUDART_INF_F;
-  c.sum[0] = c.sum[1] = 0.0f;
-  Probabilities<Traits>(p, works[slot], options, r, n, c, s, correction);
+  FinishScores<Traits>(p, works[slot], options, r, n, c);
+  LargestScores<Traits>(c, tops);
   if constexpr (kValues) {
     FinishValues<Traits>(c);
-    WriteWork<Traits>(p, works, slot_before, max, sum, c);
+    WriteWork<Traits>(p, works, slot_before, c);
   }
   ResetRows(c);
-  TakeProbabilities<Traits>(c, s);
+  OnlineSoftmax<Traits>(p, works[slot], options, n, tops, c);
   if (p.loose_keys) ClearLooseValues<Traits>(works[slot], n, c);
 }
 
-// o += P V alone.
+// What is left of a work but its rows: its last o += P V.
 template <class Traits>
-__device__ __forceinline__ void MultiplyValues(Consumer<Traits>& c) {
+__device__ __forceinline__ void FinishProducts(Consumer<Traits>& c) {
   AwaitStage(c, Traits::kVFull, c.p_tile);
   ptx::Settle(c.o);
   ptx::Settle(c.p);
@@ -764,8 +791,8 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
     int n = __shfl_sync(~0u, w.first, 0);
     const bool some = __shfl_sync(~0u, w.some, 0), loaded = n >= begin;
     if (due != Due::kValues || !(some && loaded && n <= r.first && n >= r.last)) {
-      if (due == Due::kValues) MultiplyValues<Traits>(c);
-      if (due != Due::kNothing) WriteWork<Traits>(p, works, slot_before, c.max, c.sum, c);
+      if (due == Due::kValues) FinishProducts<Traits>(c);
+      if (due != Due::kNothing) WriteWork<Traits>(p, works, slot_before, c);
       due = Due::kNothing;
       if (!some) break;
 #pragma unroll 1
@@ -786,8 +813,7 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
       }
     } else {
       if (loaded) {
-        ptx::BarrierWait(shared + Traits::kQFull + 8 * StageOf<Traits::kQStages>(c.queries),
-                         ParityOf<Traits::kQStages>(c.queries));
+        AwaitQueries(c);
         ReleaseQueries(c);
       }
       c.sum[0] = c.sum[1] = 0.0f;
@@ -797,7 +823,7 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
     if (n >= begin) {
       // Others still see keys: this warpgroup must not hold a stage meanwhile.
       if (due == Due::kValues) {
-        MultiplyValues<Traits>(c);
+        FinishProducts<Traits>(c);
         due = Due::kRows;
       }
 #pragma unroll 1
