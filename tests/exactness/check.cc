@@ -44,20 +44,29 @@ std::string Reasons(const std::vector<Rejection>& rejections) {
   return s;
 }
 
-// A flash path may decline only what it documents.
+}  // namespace
+
 bool MayReject(const Rejection& r, const AttentionProblem& p, Pass pass) {
-  const bool sm80 = r.path == PathId::kFlashSm80;
-  if (r.reason == Reason::kDtypeUnsupported) return sm80 && p.dtype == DType::kFp32;
+  const bool sm90 = r.path == PathId::kFlashSm90;
+  const bool tensor_cores = sm90 || r.path == PathId::kFlashSm80;
+  if (r.reason == Reason::kDtypeUnsupported) return tensor_cores && p.dtype == DType::kFp32;
+  if (r.reason == Reason::kNotBuilt) return sm90 && pass == Pass::kBackward;
+  if (r.reason == Reason::kAlignment) {  // a stride of 0 between heads
+    return sm90 && p.num_kv_heads > 1 && (p.k.head == 0 || p.v.head == 0);
+  }
   if (r.reason == Reason::kHeadDimUnsupported) {
     return p.head_dim > 256 || p.head_dim_v > 256 ||
-           (sm80 && (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0));
+           (tensor_cores && (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0));
   }
   if (r.reason == Reason::kOptionUnsupported) {
     return (p.block_mask && (p.block_mask->block_q % 64 != 0 || p.block_mask->block_k % 64 != 0)) ||
-           (sm80 && pass == Pass::kBackward && p.bwd_dout_dtype != p.dtype);
+           (sm90 && pass == Pass::kForward && p.seqlen_q <= 16) ||
+           (r.path == PathId::kFlashSm80 && pass == Pass::kBackward && p.bwd_dout_dtype != p.dtype);
   }
   return false;
 }
+
+namespace {
 
 bool AllMayReject(const std::vector<Rejection>& rejections, const AttentionProblem& p, Pass pass) {
   return std::all_of(rejections.begin(), rejections.end(),
@@ -112,6 +121,14 @@ std::vector<const Backend*> Takers(const AttentionProblem& problem, Pass pass,
     if (rejections.empty()) takers.push_back(backend);
   }
   return takers;
+}
+
+const Backend* BackwardOf(const Backend& forward, const AttentionProblem& problem,
+                          std::span<const Backend* const> backends) {
+  const Backend* const own[] = {&forward};
+  if (!Takers(problem, Pass::kBackward, own).empty()) return &forward;
+  const std::vector<const Backend*> others = Takers(problem, Pass::kBackward, backends);
+  return others.empty() ? nullptr : others.front();
 }
 
 std::vector<Fault> CheckCall(const Call& call, std::span<const Backend* const> backends) {
