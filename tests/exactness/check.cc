@@ -131,6 +131,14 @@ const Backend* BackwardOf(const Backend& forward, const AttentionProblem& proble
   return others.empty() ? nullptr : others.front();
 }
 
+std::string BackwardName(const Backend& backward, const Backend& forward) {
+  std::string name = absl::StrCat(std::string(Name(backward.path())), " backward");
+  if (&forward != &backward) {
+    absl::StrAppend(&name, " (out, lse of ", std::string(Name(forward.path())), ")");
+  }
+  return name;
+}
+
 std::vector<Fault> CheckCall(const Call& call, std::span<const Backend* const> backends) {
   const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
   if (!problem.ok()) return {{"Validate", problem.status().ToString()}};
@@ -166,9 +174,7 @@ std::vector<Fault> CheckCall(const Call& call, std::span<const Backend* const> b
       continue;
     }
     for (const auto& [source, forward] : forwards) {
-      std::string who = path + " backward";
-      if (source != backend)
-        absl::StrAppend(&who, " (out, lse of ", std::string(Name(source->path())), ")");
+      const std::string who = BackwardName(*backend, *source);
       const absl::StatusOr<BackwardOutputs> backward = RunBackward(*backend, call, forward);
       if (!backward.ok()) {
         faults.push_back({who, backward.status().ToString()});

@@ -45,6 +45,9 @@ std::vector<const Backend*> Takers(const AttentionProblem& problem, Pass pass,
 const Backend* BackwardOf(const Backend& forward, const AttentionProblem& problem,
                           std::span<const Backend* const> backends);
 
+// "flash_sm80 backward (out, lse of flash_sm90)": how a run of it is called.
+std::string BackwardName(const Backend& backward, const Backend& forward);
+
 // Whether a path documents that it declines such a call for this reason.
 bool MayReject(const Rejection& rejection, const AttentionProblem& problem, Pass pass);
 

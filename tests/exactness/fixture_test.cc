@@ -147,7 +147,8 @@ TEST_F(FixtureTest, EveryPathIsExact) {
       const absl::StatusOr<BackwardOutputs> backward = RunBackward(*gradients, call, *forward);
       ASSERT_TRUE(backward.ok()) << backward.status();
       std::vector<Fault> faults = CheckForward(want, *forward, who + " forward");
-      for (const Fault& f : CheckBackward(want, *backward, who + " backward")) faults.push_back(f);
+      for (const Fault& f : CheckBackward(want, *backward, BackwardName(*gradients, *backend)))
+        faults.push_back(f);
       for (const Fault& f : faults) ADD_FAILURE() << f.what << ": " << f.details;
     }
   }

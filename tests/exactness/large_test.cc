@@ -73,7 +73,7 @@ TEST_P(LargeTest, Case18SoftcapCausalLongBackward) {
     for (const Fault& x : CheckForward(want, out, who + " forward")) {
       ADD_FAILURE() << x.what << ": " << x.details;
     }
-    for (const Fault& x : CheckBackward(want, grads, who + " backward")) {
+    for (const Fault& x : CheckBackward(want, grads, BackwardName(*backward, *GetParam()))) {
       ADD_FAILURE() << x.what << ": " << x.details;
     }
   }
@@ -157,7 +157,7 @@ TEST_P(LargeTest, OffsetsBeyond32Bits) {
   for (const Fault& fault : CheckForward(want, f, who + " forward")) {
     ADD_FAILURE() << fault.what << ": " << fault.details;
   }
-  for (const Fault& fault : CheckBackward(want, g, who + " backward")) {
+  for (const Fault& fault : CheckBackward(want, g, BackwardName(*gradients, *GetParam()))) {
     ADD_FAILURE() << fault.what << ": " << fault.details;
   }
 }
