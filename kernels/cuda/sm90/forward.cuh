@@ -1,8 +1,9 @@
 // flash_sm90 forward: a CTA per multiprocessor takes tiles of queries one after another. A producer
 // warp copies Q, and K and V in stages, by TMA; each consumer warpgroup has 64 queries. A step
 // issues S = Q K^T of its tile of keys and O += P V of the one before, and while V is multiplied
-// turns S into probabilities; warpgroups take turns in issuing, so that one's softmax runs under
-// another's products.
+// turns S into probabilities; so it goes on from the last keys of one tile of queries to the first
+// of the next. Warpgroups take turns in issuing, so that one's softmax runs under another's
+// products.
 #ifndef ATTN_KERNELS_CUDA_SM90_FORWARD_CUH_
 #define ATTN_KERNELS_CUDA_SM90_FORWARD_CUH_
 
@@ -19,6 +20,17 @@
 #include "kernels/cuda/sm90/kernel_params.h"
 
 namespace attn::cuda::sm90 {
+
+// A piece of work: a tile of queries of one head, and for it a range of key tiles [begin, end).
+struct alignas(16) Work {
+  DeviceSequence s;
+  int b, h, split, q0;
+  int begin, end;
+  int first;  // the largest that the block mask shows to some row; below begin: none
+  bool some;  // there is work
+};
+// Works that the producer may be ahead, and the one whose rows are still to be written.
+inline constexpr int kWorkSlots = 3;
 
 // Tile is a ForwardTile of tiles.h.
 template <class T_, class Tile_, Mode kMode_>
@@ -39,25 +51,20 @@ struct ForwardTraits : Tile_ {
   static constexpr int kKBytes = kPanels * Tile_::kKeys * 128;
   static constexpr int kVBytes = kPanelsV * Tile_::kKeys * 128;
   // Shared memory: Q, K stages, V stages, barriers.
-  static constexpr int kKAt = kQBytes, kVAt = kKAt + Tile_::kStages * kKBytes;
+  static constexpr int kKAt = Tile_::kQStages * kQBytes, kVAt = kKAt + Tile_::kStages * kKBytes;
   static constexpr int kBarriersAt = kVAt + Tile_::kStages * kVBytes;
-  static constexpr int kQFull = kBarriersAt, kQEmpty = kQFull + 8;
-  static constexpr int kWorkFull = kQEmpty + 8, kWorkEmpty = kWorkFull + 16;
-  static constexpr int kKFull = kWorkEmpty + 16, kKEmpty = kKFull + 8 * Tile_::kStages;
+  static constexpr int kQFull = kBarriersAt, kQEmpty = kQFull + 8 * Tile_::kQStages;
+  static constexpr int kWorkFull = kQEmpty + 8 * Tile_::kQStages;
+  static constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
+  static constexpr int kKFull = kWorkEmpty + 8 * kWorkSlots, kKEmpty = kKFull + 8 * Tile_::kStages;
   static constexpr int kVFull = kKEmpty + 8 * Tile_::kStages;
   static constexpr int kVEmpty = kVFull + 8 * Tile_::kStages;
-  static constexpr int kWorkAt = kVEmpty + 8 * Tile_::kStages;
-  static constexpr int kSharedBytes = kWorkAt + 8 + 1024;  // aligned to 1024 by the kernel
+  static constexpr int kWorkAt = (kVEmpty + 8 * Tile_::kStages + 15) / 16 * 16;
+  // Aligned to 1024 bytes by the kernel.
+  static constexpr int kSharedBytes = kWorkAt + kWorkSlots * static_cast<int>(sizeof(Work)) + 1024;
   static constexpr uint32_t kSquares = (uint32_t{1} << (Tile_::kKeys / kMaskStep)) - 1;
   static_assert(Tile_::kKeys % 16 == 0 && Tile_::kKeys * 128 % 1024 == 0);
   static_assert(kMode == Mode::kFull || Tile_::kKeys % kMaskStep == 0);
-};
-
-// A piece of work: a tile of queries of one head, and for it a range of key tiles [begin, end).
-struct Work {
-  DeviceSequence s;
-  int b, h, split, q0;
-  int begin, end;
 };
 
 template <class Traits>
@@ -94,17 +101,15 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index) {
   return w;
 }
 
-// A stage of a ring and the parity of its phase.
+// The n-th use of a ring of kStages buffers: which one, and the parity of its barriers' phase.
 template <int kStages>
-struct Ring {
-  uint32_t stage = 0, parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+__device__ __forceinline__ uint32_t StageOf(uint32_t n) {
+  return n % kStages;
+}
+template <int kStages>
+__device__ __forceinline__ uint32_t ParityOf(uint32_t n) {
+  return n / kStages % 2;
+}
 
 // The block mask as rows of squares of kMaskStep: a bit per square of the keys of tile n, for the
 // warpgroups' rows from q0 on together.
@@ -139,72 +144,73 @@ __device__ __forceinline__ int NextShown(const ForwardParams& p, const Work& w, 
 
 // ------------------------------------------------------------------------------------- producer
 
+// Copies the box of `rows` rows at `token` to shared memory, panel by panel.
+template <int kPanels, int kRows>
+__device__ __forceinline__ void CopyRows(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                         int head, int token, int batch) {
+  ptx::BarrierArriveExpect(barrier, kPanels * kRows * 128);
+#pragma unroll
+  for (int c = 0; c < kPanels; ++c) {
+    ptx::CopyBox4(to + c * kRows * 128, map, barrier, c * kPanel, head, token, batch);
+  }
+}
+
 template <class Traits>
-__device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared) {
-  constexpr int kStages = Traits::kStages;
+__device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared, Work* works) {
+  constexpr int kStages = Traits::kStages, kKeys = Traits::kKeys;
   const bool leader = threadIdx.x % 32 == 0;
-  Ring<kStages> k_ring, v_ring;
-  uint32_t q_parity = 0, turn = 0;
+  uint32_t tiles = 0, queries = 0;
   uint32_t index = blockIdx.x;
-  while (true) {
-    // Tell the consumers what comes.
-    const uint32_t slot = turn % 2, slot_parity = turn / 2 % 2;
-    ++turn;
-    ptx::BarrierWait(shared + Traits::kWorkEmpty + 8 * slot, slot_parity ^ 1);
+  for (uint32_t turn = 0;; ++turn) {
+    const uint32_t slot = StageOf<kWorkSlots>(turn);
+    uint32_t next = 0;
+    if (leader && index < p.work) next = gridDim.x + atomicAdd(p.counters, 1);
+    Work w = {};
+    const uint8_t* mask = nullptr;
+    if (index < p.work) {
+      w = WorkOf<Traits>(p, index);
+      w.some = true;
+      if constexpr (Traits::kLimits) {
+        if (p.score.block_mask != nullptr) {
+          mask = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads).block_mask;
+        }
+      }
+      w.first = NextShown<Traits>(p, w, mask, w.end - 1);
+    }
+    ptx::BarrierWait(shared + Traits::kWorkEmpty + 8 * slot, ParityOf<kWorkSlots>(turn) ^ 1);
     if (leader) {
-      ptx::StoreShared(shared + Traits::kWorkAt + 4 * slot, index);
+      works[slot] = w;
       ptx::BarrierArrive(shared + Traits::kWorkFull + 8 * slot);
     }
-    if (index >= p.work) break;
-    uint32_t next = 0;
-    if (leader) next = gridDim.x + atomicAdd(p.counters, 1);
-    const Work w = WorkOf<Traits>(p, index);
-    const uint8_t* mask = nullptr;
-    if constexpr (Traits::kLimits) {
-      if (p.score.block_mask != nullptr) {
-        mask = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads).block_mask;
-      }
-    }
-    int n = NextShown<Traits>(p, w, mask, w.end - 1);
+    if (!w.some) break;
+    int n = w.first;
     if (n >= w.begin) {
       const int batch = static_cast<int>(w.s.batch), kv_head = w.h / p.group;
-      const int q_token = static_cast<int>(w.s.q_token) + w.q0;
-      ptx::BarrierWait(shared + Traits::kQEmpty, q_parity ^ 1);
-      q_parity ^= 1;
+      const uint32_t q_stage = StageOf<Traits::kQStages>(queries);
+      ptx::BarrierWait(shared + Traits::kQEmpty + 8 * q_stage,
+                       ParityOf<Traits::kQStages>(queries) ^ 1);
+      ++queries;
       if (leader) {
-        ptx::BarrierArriveExpect(shared + Traits::kQFull, Traits::kQBytes);
-#pragma unroll
-        for (int c = 0; c < Traits::kPanels; ++c) {
-          ptx::CopyBox4(shared + c * Traits::kQueries * 128, &p.q, shared + Traits::kQFull,
-                        c * kPanel, w.h, q_token, batch);
-        }
+        CopyRows<Traits::kPanels, Traits::kQueries>(shared + q_stage * Traits::kQBytes, &p.q,
+                                                    shared + Traits::kQFull + 8 * q_stage, w.h,
+                                                    static_cast<int>(w.s.q_token) + w.q0, batch);
       }
       while (n >= w.begin) {
-        const int k_token = static_cast<int>(w.s.k_token) + n * Traits::kKeys;
-        const uint32_t k_full = shared + Traits::kKFull + 8 * k_ring.stage;
-        const uint32_t v_full = shared + Traits::kVFull + 8 * v_ring.stage;
-        ptx::BarrierWait(shared + Traits::kKEmpty + 8 * k_ring.stage, k_ring.parity ^ 1);
+        const int token = static_cast<int>(w.s.k_token) + n * kKeys;
+        const uint32_t stage = StageOf<kStages>(tiles), parity = ParityOf<kStages>(tiles) ^ 1;
+        ++tiles;
+        ptx::BarrierWait(shared + Traits::kKEmpty + 8 * stage, parity);
         if (leader) {
-          ptx::BarrierArriveExpect(k_full, Traits::kKBytes);
-#pragma unroll
-          for (int c = 0; c < Traits::kPanels; ++c) {
-            ptx::CopyBox4(
-                shared + Traits::kKAt + k_ring.stage * Traits::kKBytes + c * Traits::kKeys * 128,
-                &p.k, k_full, c * kPanel, kv_head, k_token, batch);
-          }
+          CopyRows<Traits::kPanels, kKeys>(shared + Traits::kKAt + stage * Traits::kKBytes, &p.k,
+                                           shared + Traits::kKFull + 8 * stage, kv_head, token,
+                                           batch);
         }
-        ptx::BarrierWait(shared + Traits::kVEmpty + 8 * v_ring.stage, v_ring.parity ^ 1);
+        ptx::BarrierWait(shared + Traits::kVEmpty + 8 * stage, parity);
         if (leader) {
-          ptx::BarrierArriveExpect(v_full, Traits::kVBytes);
-#pragma unroll
-          for (int c = 0; c < Traits::kPanelsV; ++c) {
-            ptx::CopyBox4(
-                shared + Traits::kVAt + v_ring.stage * Traits::kVBytes + c * Traits::kKeys * 128,
-                &p.v, v_full, c * kPanel, kv_head, k_token, batch);
-          }
+          CopyRows<Traits::kPanelsV, kKeys>(shared + Traits::kVAt + stage * Traits::kVBytes, &p.v,
+                                            shared + Traits::kVFull + 8 * stage, kv_head, token,
+                                            batch);
         }
-        k_ring.Advance();
-        v_ring.Advance();
         n = NextShown<Traits>(p, w, mask, n - 1);
       }
     }
@@ -224,27 +230,32 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared)
 
 template <class Traits>
 struct Consumer {
-  static constexpr int kColumns = Traits::kKeys / 8;
   float o[Traits::kHeadDimV / 8][4];
   float max[2];  // what probabilities are relative to: raw products, with options log2 scores
   float sum[2];  // of this lane's columns
   uint32_t p[Traits::kKeys / 16][4];  // probabilities of the latest tile, as A of O += P V
-  Ring<Traits::kStages> k_ring, v_ring;
+  uint32_t tiles;                     // key tiles so far: the next one's use of the rings
+  uint32_t p_tile;                    // that p belongs to
+  uint32_t queries;                   // tiles of queries so far
   uint32_t shared;
   int group, warp, lane;  // consumer warpgroup; warp of it
-  int row0;               // of this lane; its other row is 8 further
-  HeadOptions options;
 };
+
+// The first of this lane's two rows; the other is 8 further.
+template <class Traits>
+__device__ __forceinline__ int RowOf(const Work& w, const Consumer<Traits>& c) {
+  return w.q0 + c.group * 64 + c.warp * 16 + c.lane / 4;
+}
 
 template <class Traits>
 __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w,
-                                           const Consumer<Traits>& c, int n,
+                                           const uint8_t* mask, const Consumer<Traits>& c, int n,
                                            float (&s)[Traits::kKeys / 8][4]) {
   const int n0 = n * Traits::kKeys;
   const int first = n0 + (c.lane & 3) * 2;  // of this lane's columns
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int i = c.row0 + half * 8;
+    const int i = RowOf(w, c) + half * 8;
     int right = w.s.len_k;
     if constexpr (Traits::kLimits) right = min(right, i + w.s.off + p.score.window_right + 1);
     const int end = (i < w.s.len_q ? right : 0) - first;
@@ -257,15 +268,15 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
   if constexpr (Traits::kLimits) {
     const int q0 = w.q0 + c.group * 64;
     uint32_t shown = Traits::kSquares;
-    if (c.options.block_mask != nullptr) {
-      shown = ShownSquares<Traits>(p, w, c.options.block_mask, q0, 64, n);
+    if (mask != nullptr) {
+      shown = ShownSquares<Traits>(p, w, mask, q0, 64, n);
     }
     if (q0 + 63 + w.s.off - p.score.window_left <= n0 && shown == Traits::kSquares) return;
 #pragma unroll
     for (int x = 0; x < Traits::kKeys / 8; ++x) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int i = c.row0 + (e >> 1) * 8;
+        const int i = RowOf(w, c) + (e >> 1) * 8;
         if (first + x * 8 + (e & 1) < i + w.s.off - p.score.window_left ||
             (shown >> (x * 8 / kMaskStep) & 1) == 0) {
           s[x][e] = -CUDART_INF_F;
@@ -281,7 +292,7 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
 inline constexpr float kExactBase = 64.0f;
 inline constexpr float kLazyRise = 8.0f;
 
-template <class Traits, bool kMasked>
+template <class Traits>
 __device__ __forceinline__ bool OnlineSoftmax(float scale_log2, float keep_log2,
                                               Consumer<Traits>& c, float (&s)[Traits::kKeys / 8][4],
                                               float (&correction)[2]) {
@@ -291,14 +302,19 @@ __device__ __forceinline__ bool OnlineSoftmax(float scale_log2, float keep_log2,
   bool far = false, rises = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float top = c.max[half];
+    float tops[4];  // four chains: the latency of one would show
 #pragma unroll
-    for (int x = 0; x < kColumns; ++x) top = fmaxf(top, fmaxf(s[x][2 * half], s[x][2 * half + 1]));
+    for (int x = 0; x < 4; ++x) tops[x] = fmaxf(s[x][2 * half], s[x][2 * half + 1]);
+#pragma unroll
+    for (int x = 4; x < kColumns; ++x) {
+      tops[x % 4] = fmaxf(tops[x % 4], fmaxf(s[x][2 * half], s[x][2 * half + 1]));
+    }
+    float top = fmaxf(fmaxf(c.max[half], fmaxf(tops[0], tops[1])), fmaxf(tops[2], tops[3]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     const bool rise = (top - c.max[half]) * scale_log2 > limit;
     if (!rise) top = c.max[half];
-    from[half] = kMasked && top == -CUDART_INF_F ? 0.0f : top;
+    from[half] = top == -CUDART_INF_F ? 0.0f : top;  // no key yet
     correction[half] = ptx::Exp2((c.max[half] - from[half]) * scale_log2);
     c.max[half] = top;
     rises |= rise;
@@ -324,12 +340,14 @@ __device__ __forceinline__ bool OnlineSoftmax(float scale_log2, float keep_log2,
   for (int half = 0; half < 2; ++half) {
     float base = from[half] * scale_log2;
     if constexpr (Traits::kOptions) base -= keep_log2;
+    float sums[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int x = 0; x < kColumns; ++x) {
       s[x][2 * half] = ptx::Exp2(fmaf(s[x][2 * half], scale_log2, -base));
       s[x][2 * half + 1] = ptx::Exp2(fmaf(s[x][2 * half + 1], scale_log2, -base));
-      c.sum[half] += s[x][2 * half] + s[x][2 * half + 1];
+      sums[x % 2] += s[x][2 * half] + s[x][2 * half + 1];
     }
+    c.sum[half] += sums[0] + sums[1];
   }
   return rises;
 }
@@ -352,9 +370,10 @@ template <class Traits>
 __device__ __forceinline__ void IssueScores(const Consumer<Traits>& c,
                                             float (&s)[Traits::kKeys / 8][4]) {
   using W = ptx::Wgmma<typename Traits::T, Traits::kKeys>;
-  const uint64_t q = ptx::WgmmaDescriptor(c.shared + c.group * 64 * 128, 16);
-  const uint64_t k =
-      ptx::WgmmaDescriptor(c.shared + Traits::kKAt + c.k_ring.stage * Traits::kKBytes, 16);
+  const uint64_t q = ptx::WgmmaDescriptor(
+      c.shared + StageOf<Traits::kQStages>(c.queries) * Traits::kQBytes + c.group * 64 * 128, 16);
+  const uint64_t k = ptx::WgmmaDescriptor(
+      c.shared + Traits::kKAt + StageOf<Traits::kStages>(c.tiles) * Traits::kKBytes, 16);
 #pragma unroll
   for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
     const int panel = step / 4, in_panel = step % 4 * 32;
@@ -368,7 +387,8 @@ template <class Traits>
 __device__ __forceinline__ void IssueValues(Consumer<Traits>& c) {
   using W = ptx::Wgmma<typename Traits::T, Traits::kHeadDimV>;
   const uint64_t v = ptx::WgmmaDescriptor(
-      c.shared + Traits::kVAt + c.v_ring.stage * Traits::kVBytes, Traits::kKeys * 128);
+      c.shared + Traits::kVAt + StageOf<Traits::kStages>(c.p_tile) * Traits::kVBytes,
+      Traits::kKeys * 128);
 #pragma unroll
   for (int step = 0; step < Traits::kKeys / 16; ++step) {
     W::Rs(c.o, c.p[step], v + step * 16 * 128 / 16, true);
@@ -381,41 +401,76 @@ __device__ __forceinline__ void Release(uint32_t barrier, int lane) {
   if (lane == 0) ptx::BarrierArrive(barrier);
 }
 
-// From raw products to probabilities.
-template <class Traits, bool kMasked>
-__device__ __forceinline__ bool Probabilities(const ForwardParams& p, const Work& w, int n,
+template <class Traits>
+__device__ __forceinline__ void DropProbabilities(const ForwardParams& p, const Work& w,
+                                                  const HeadOptions& options, int n,
+                                                  const Consumer<Traits>& c,
+                                                  float (&s)[Traits::kKeys / 8][4]) {
+#pragma unroll
+  for (int part = 0; part < Traits::kKeys / 64; ++part) {
+    const Keeps keeps = DrawRows<2, 2>(p.score, options.dropout_head, RowOf(w, c),
+                                       n * (Traits::kKeys / 8) + part * 8, c.lane);
+#pragma unroll
+    for (int x = 0; x < 8; ++x) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t mask =
+            keeps.template Mask<4>(x % 4 / 2, x % 2 * 2 + e % 2, e / 2 * 2 + x / 4);
+        float& value = s[part * 8 + x][e];
+        value = __uint_as_float(__float_as_uint(value) & mask);
+      }
+    }
+  }
+}
+
+// What the warpgroup sees of a work: key tiles, and those that all its rows see whole.
+struct Range {
+  int first, last;           // first is the largest; last > first: none
+  int full_begin, full_end;  // [full_begin, full_end)
+};
+
+template <class Traits>
+__device__ __forceinline__ Range RangeOf(const ForwardParams& p, const Work& w, int group) {
+  constexpr int kKeys = Traits::kKeys;
+  const int q0 = w.q0 + group * 64, q_last = min(q0 + 64, w.s.len_q) - 1;
+  Range r;
+  int key_end = w.s.len_k, full_end = w.s.len_k;
+  r.last = w.begin;
+  r.full_begin = 0;
+  if constexpr (Traits::kLimits) {
+    key_end = max(0, min(key_end, q_last + w.s.off + p.score.window_right + 1));
+    full_end = max(0, min(full_end, q0 + w.s.off + p.score.window_right + 1));
+    r.last = max(r.last, max(0, q0 + w.s.off - p.score.window_left) / kKeys);
+    r.full_begin = (max(0, q_last + w.s.off - p.score.window_left) + kKeys - 1) / kKeys;
+    if (p.score.block_mask != nullptr) r.full_begin = w.end;  // none is known to be
+  }
+  r.first = q_last < q0 ? -1 : min(w.end, (key_end + kKeys - 1) / kKeys) - 1;
+  // Rows beyond len_q see nothing.
+  r.full_end = q0 + 64 > w.s.len_q ? 0 : full_end / kKeys;
+  return r;
+}
+
+// From raw products of tile n to probabilities.
+template <class Traits>
+__device__ __forceinline__ bool Probabilities(const ForwardParams& p, const Work& w,
+                                              const HeadOptions& options, const Range& r, int n,
                                               Consumer<Traits>& c, float (&s)[Traits::kKeys / 8][4],
                                               float (&correction)[2]) {
   if constexpr (Traits::kOptions) {
     float(&one)[1][Traits::kKeys / 8][4] = reinterpret_cast<float(&)[1][Traits::kKeys / 8][4]>(s);
     ApplyScoreOptions<false>(
-        p.score, c.options, w.s.len_q, w.s.len_k, w.s.off,
-        [&](int, int, int e) { return c.row0 + (e >> 1) * 8; },
+        p.score, options, w.s.len_q, w.s.len_k, w.s.off,
+        [&](int, int, int e) { return RowOf(w, c) + (e >> 1) * 8; },
         [&](int, int x, int e) { return n * Traits::kKeys + x * 8 + (c.lane & 3) * 2 + (e & 1); },
         one, one);
   }
-  if constexpr (kMasked) MaskScores<Traits>(p, w, c, n, s);
-  const bool rises = OnlineSoftmax < Traits,
-             kMasked || Traits::kOptions > (Traits::kOptions ? 1.0f : p.score.scale_log2,
-                                            p.score.keep_log2, c, s, correction);
+  if (n >= r.full_end || n < r.full_begin) {
+    MaskScores<Traits>(p, w, options.block_mask, c, n, s);
+  }
+  const bool rises = OnlineSoftmax<Traits>(Traits::kOptions ? 1.0f : p.score.scale_log2,
+                                           p.score.keep_log2, c, s, correction);
   if constexpr (Traits::kOptions) {
-    if (p.score.threshold < 65536) {
-#pragma unroll
-      for (int part = 0; part < Traits::kKeys / 64; ++part) {
-        const Keeps keeps = DrawRows<2, 2>(p.score, c.options.dropout_head, c.row0,
-                                           n * (Traits::kKeys / 8) + part * 8, c.lane);
-#pragma unroll
-        for (int x = 0; x < 8; ++x) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const uint32_t mask =
-                keeps.template Mask<4>(x % 4 / 2, x % 2 * 2 + e % 2, e / 2 * 2 + x / 4);
-            float& value = s[part * 8 + x][e];
-            value = __uint_as_float(__float_as_uint(value) & mask);
-          }
-        }
-      }
-    }
+    if (p.score.threshold < 65536) DropProbabilities<Traits>(p, w, options, n, c, s);
   }
   return rises;
 }
@@ -432,33 +487,75 @@ __device__ __forceinline__ void PassTurn(int group) {
   }
 }
 
-// Key tile n: its scores, while the values of the tile before are multiplied.
-template <class Traits, bool kMasked>
-__device__ __forceinline__ void Step(const ForwardParams& p, const Work& w, int n,
-                                     Consumer<Traits>& c) {
-  float s[Traits::kKeys / 8][4], correction[2];
-  ptx::BarrierWait(c.shared + Traits::kKFull + 8 * c.k_ring.stage, c.k_ring.parity);
+template <class Traits>
+__device__ __forceinline__ uint32_t StageBarrier(const Consumer<Traits>& c, int kind,
+                                                 uint32_t use) {
+  return c.shared + kind + 8 * StageOf<Traits::kStages>(use);
+}
+template <class Traits>
+__device__ __forceinline__ void AwaitStage(const Consumer<Traits>& c, int kind, uint32_t use) {
+  ptx::BarrierWait(StageBarrier(c, kind, use), ParityOf<Traits::kStages>(use));
+}
+
+// The queries' last product is done.
+template <class Traits>
+__device__ __forceinline__ void ReleaseQueries(Consumer<Traits>& c) {
+  Release(c.shared + Traits::kQEmpty + 8 * StageOf<Traits::kQStages>(c.queries), c.lane);
+  ++c.queries;
+}
+
+// Issues the scores of the next tile and, where kValues, o += P V; returns when the scores are
+// there. Takes one turn.
+template <class Traits, bool kValues>
+__device__ __forceinline__ void IssueStep(Consumer<Traits>& c, float (&s)[Traits::kKeys / 8][4]) {
+  AwaitStage(c, Traits::kKFull, c.tiles);
   AwaitTurn<Traits>(c.group);
   ptx::Settle(s);
-  ptx::Settle(c.o);
-  ptx::Settle(c.p);
   ptx::WgmmaFence();
   IssueScores<Traits>(c, s);
   ptx::WgmmaCommit();
-  ptx::BarrierWait(c.shared + Traits::kVFull + 8 * c.v_ring.stage, c.v_ring.parity);
-  IssueValues<Traits>(c);
-  ptx::WgmmaCommit();
+  if constexpr (kValues) {
+    AwaitStage(c, Traits::kVFull, c.p_tile);
+    ptx::Settle(c.o);
+    ptx::Settle(c.p);
+    ptx::WgmmaFence();
+    IssueValues<Traits>(c);
+    ptx::WgmmaCommit();
+  }
   PassTurn<Traits>(c.group);
-  ptx::WgmmaWait<1>();
+  ptx::WgmmaWait<kValues ? 1 : 0>();
   ptx::Settle(s);
-  Release(c.shared + Traits::kKEmpty + 8 * c.k_ring.stage, c.lane);
-  c.k_ring.Advance();
-  const bool rises = Probabilities<Traits, kMasked>(p, w, n, c, s, correction);
+  Release(StageBarrier(c, Traits::kKEmpty, c.tiles), c.lane);
+}
+
+// Waits for the values issued last and lets their stage go.
+template <class Traits>
+__device__ __forceinline__ void FinishValues(Consumer<Traits>& c) {
   ptx::WgmmaWait<0>();
   ptx::Settle(c.o);
   ptx::Settle(c.p);
-  Release(c.shared + Traits::kVEmpty + 8 * c.v_ring.stage, c.lane);
-  c.v_ring.Advance();
+  Release(StageBarrier(c, Traits::kVEmpty, c.p_tile), c.lane);
+}
+
+// The probabilities in s become those of the next O += P V.
+template <class Traits>
+__device__ __forceinline__ void TakeProbabilities(Consumer<Traits>& c,
+                                                  const float (&s)[Traits::kKeys / 8][4]) {
+  PackProbabilities<Traits>(c, s);
+  c.p_tile = c.tiles++;
+}
+
+// Key tile n, not the first of its work: its scores, while the values of the tile before are
+// multiplied. `last`: it is the last one.
+template <class Traits>
+__device__ __forceinline__ void Step(const ForwardParams& p, const Work& w,
+                                     const HeadOptions& options, const Range& r, int n, bool last,
+                                     Consumer<Traits>& c) {
+  float s[Traits::kKeys / 8][4], correction[2];
+  IssueStep<Traits, true>(c, s);
+  if (last) ReleaseQueries(c);
+  const bool rises = Probabilities<Traits>(p, w, options, r, n, c, s, correction);
+  FinishValues<Traits>(c);
   if (rises) {
 #pragma unroll
     for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
@@ -466,7 +563,19 @@ __device__ __forceinline__ void Step(const ForwardParams& p, const Work& w, int 
       for (int e = 0; e < 4; ++e) c.o[x][e] *= correction[e >> 1];
     }
   }
-  PackProbabilities<Traits>(c, s);
+  TakeProbabilities<Traits>(c, s);
+}
+
+// A tile of which this warpgroup sees nothing.
+template <class Traits>
+__device__ __forceinline__ void Pass(Consumer<Traits>& c) {
+  AwaitStage(c, Traits::kKFull, c.tiles);
+  Release(StageBarrier(c, Traits::kKEmpty, c.tiles), c.lane);
+  AwaitTurn<Traits>(c.group);
+  PassTurn<Traits>(c.group);
+  AwaitStage(c, Traits::kVFull, c.tiles);
+  Release(StageBarrier(c, Traits::kVEmpty, c.tiles), c.lane);
+  ++c.tiles;
 }
 
 // Zeroes the values of keys beyond len_k of tile n, which may be anything: 0 * NaN is NaN.
@@ -474,8 +583,8 @@ template <class Traits>
 __device__ __forceinline__ void ClearLooseValues(const Work& w, int n, const Consumer<Traits>& c) {
   const int valid = w.s.len_k - n * Traits::kKeys;
   if (valid >= Traits::kKeys) return;
-  ptx::BarrierWait(c.shared + Traits::kVFull + 8 * c.v_ring.stage, c.v_ring.parity);
-  const uint32_t v = c.shared + Traits::kVAt + c.v_ring.stage * Traits::kVBytes;
+  AwaitStage(c, Traits::kVFull, c.p_tile);
+  const uint32_t v = c.shared + Traits::kVAt + StageOf<Traits::kStages>(c.p_tile) * Traits::kVBytes;
 #pragma unroll
   for (int panel = 0; panel < Traits::kPanelsV; ++panel) {
     // Rows are whole, so where the swizzle put their chunks does not matter.
@@ -503,7 +612,8 @@ __device__ __forceinline__ float FinishRow(float max2, float sum, float sink, fl
 
 template <class Traits>
 __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
-                                          Consumer<Traits>& c) {
+                                          const Consumer<Traits>& c, const float (&max)[2],
+                                          const float (&sums)[2]) {
   using T = typename Traits::T;
   using E = ptx::Element<T>;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
@@ -514,15 +624,15 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
   const int quad = c.lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float sum = c.sum[half];
+    float sum = sums[half];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if constexpr (Traits::kOptions) sum *= p.score.keep_inverse;
-    const int i = c.row0 + half * 8;
+    const int i = RowOf(w, c) + half * 8;
     const bool valid = i < w.s.len_q, has_keys = valid && sum > 0.0f, stored = i < w.s.rows_q;
     float lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
     float factor = 0.0f;                       // and o is 0 there
-    if (has_keys) lse = FinishRow(c.max[half] * scale_log2, sum, sink, &factor);
+    if (has_keys) lse = FinishRow(max[half] * scale_log2, sum, sink, &factor);
     if (partial || p.out_fp32) {
       const int64_t row = w.split * p.partial_rows + lse_row0 + i;
       float* to = partial ? p.partial_out + row * p.head_dim_v
@@ -570,93 +680,129 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
 }
 
 template <class Traits>
-__device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared) {
+__device__ __forceinline__ void ResetRows(Consumer<Traits>& c) {
+#pragma unroll
+  for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
+    c.o[x][0] = c.o[x][1] = c.o[x][2] = c.o[x][3] = 0.0f;
+  }
+}
+
+// How far the work before has come: its rows are written; its last probabilities have not met
+// their values; only its rows are still to be written.
+enum class Due { kNothing, kValues, kRows };
+
+// Writes the rows of the work before, whose slot is `slot`.
+template <class Traits>
+__device__ __forceinline__ void WriteWork(const ForwardParams& p, const Work* works, uint32_t slot,
+                                          const float (&max)[2], const float (&sum)[2],
+                                          const Consumer<Traits>& c) {
+  WriteRows<Traits>(p, works[slot], c, max, sum);
+  Release(c.shared + Traits::kWorkEmpty + 8 * slot, c.lane);
+}
+
+// The first tile of a work. kValues: while the last values of the work before are multiplied, whose
+// rows are then written.
+template <class Traits, bool kValues>
+__device__ __forceinline__ void FirstStep(const ForwardParams& p, const Work* works, uint32_t slot,
+                                          uint32_t slot_before, const HeadOptions& options,
+                                          const Range& r, int n, bool last, Consumer<Traits>& c) {
+  float s[Traits::kKeys / 8][4], correction[2];
+  ptx::BarrierWait(c.shared + Traits::kQFull + 8 * StageOf<Traits::kQStages>(c.queries),
+                   ParityOf<Traits::kQStages>(c.queries));
+  IssueStep<Traits, kValues>(c, s);
+  if (last) ReleaseQueries(c);
+  const float max[2] = {c.max[0], c.max[1]}, sum[2] = {c.sum[0], c.sum[1]};
+  c.max[0] = c.max[1] = -CUDART_INF_F;
+  c.sum[0] = c.sum[1] = 0.0f;
+  Probabilities<Traits>(p, works[slot], options, r, n, c, s, correction);
+  if constexpr (kValues) {
+    FinishValues<Traits>(c);
+    WriteWork<Traits>(p, works, slot_before, max, sum, c);
+  }
+  ResetRows(c);
+  TakeProbabilities<Traits>(c, s);
+  if (p.loose_keys) ClearLooseValues<Traits>(works[slot], n, c);
+}
+
+// o += P V alone.
+template <class Traits>
+__device__ __forceinline__ void MultiplyValues(Consumer<Traits>& c) {
+  AwaitStage(c, Traits::kVFull, c.p_tile);
+  ptx::Settle(c.o);
+  ptx::Settle(c.p);
+  ptx::WgmmaFence();
+  IssueValues<Traits>(c);
+  ptx::WgmmaCommit();
+  FinishValues<Traits>(c);
+}
+
+template <class Traits>
+__device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
+                                        const Work* works) {
   Consumer<Traits> c;
   c.shared = shared;
-  c.group = threadIdx.x / 128 - 1;
+  c.tiles = c.p_tile = c.queries = 0;
+  c.group = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;
   c.warp = threadIdx.x / 32 % 4;
   c.lane = threadIdx.x % 32;
-  uint32_t q_parity = 0;
+  ResetRows(c);
   if (c.group == Traits::kConsumers - 1) PassTurn<Traits>(c.group);
+  Due due = Due::kNothing;
+  uint32_t slot_before = 0;
   for (uint32_t turn = 0;; ++turn) {
-    const uint32_t slot = turn % 2;
-    ptx::BarrierWait(shared + Traits::kWorkFull + 8 * slot, turn / 2 % 2);
-    const uint32_t index = ptx::LoadShared(shared + Traits::kWorkAt + 4 * slot);
-    Release(shared + Traits::kWorkEmpty + 8 * slot, c.lane);
-    if (index >= p.work) break;
-    const Work w = WorkOf<Traits>(p, index);
-    c.row0 = w.q0 + c.group * 64 + c.warp * 16 + c.lane / 4;
-    if constexpr (Traits::kOptions) {
-      c.options = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads);
+    const uint32_t slot = StageOf<kWorkSlots>(turn);
+    ptx::BarrierWait(shared + Traits::kWorkFull + 8 * slot, ParityOf<kWorkSlots>(turn));
+    const Work& w = works[slot];
+    const Range r = RangeOf<Traits>(p, w, c.group);
+    HeadOptions options = {};
+    if constexpr (Traits::kLimits) options = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads);
+    const auto next_shown = [&](int n) {
+      return NextShown<Traits>(p, w, options.block_mask, n - 1);
+    };
+    // By a shuffle, so that the compiler sees that no lane leaves alone.
+    const int begin = __shfl_sync(~0u, w.begin, 0);
+    int n = __shfl_sync(~0u, w.first, 0);
+    const bool some = __shfl_sync(~0u, w.some, 0), loaded = n >= begin;
+    if (due != Due::kValues || !(some && loaded && n <= r.first && n >= r.last)) {
+      if (due == Due::kValues) MultiplyValues<Traits>(c);
+      if (due != Due::kNothing) WriteWork<Traits>(p, works, slot_before, c.max, c.sum, c);
+      due = Due::kNothing;
+      if (!some) break;
+#pragma unroll 1
+      for (; n >= begin && n > r.first; n = next_shown(n)) Pass(c);
+    }
+    if (n >= r.last && r.last <= r.first) {
+      int next = next_shown(n);
+      if (due == Due::kValues) {
+        FirstStep<Traits, true>(p, works, slot, slot_before, options, r, n, next < r.last, c);
+      } else {
+        FirstStep<Traits, false>(p, works, slot, slot_before, options, r, n, next < r.last, c);
+      }
+      due = Due::kValues;
+#pragma unroll 1
+      for (n = next; n >= r.last; n = next) {
+        next = next_shown(n);
+        Step<Traits>(p, w, options, r, n, next < r.last, c);
+      }
     } else {
-      c.options.block_mask = nullptr;
-      if constexpr (Traits::kLimits) {
-        if (p.score.block_mask != nullptr) {
-          c.options.block_mask = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads).block_mask;
-        }
+      if (loaded) {
+        ptx::BarrierWait(shared + Traits::kQFull + 8 * StageOf<Traits::kQStages>(c.queries),
+                         ParityOf<Traits::kQStages>(c.queries));
+        ReleaseQueries(c);
       }
+      c.sum[0] = c.sum[1] = 0.0f;
+      due = Due::kRows;
     }
-    const uint8_t* mask = c.options.block_mask;
-#pragma unroll
-    for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
-      c.o[x][0] = c.o[x][1] = c.o[x][2] = c.o[x][3] = 0.0f;
+    slot_before = slot;
+    if (n >= begin) {
+      // Others still see keys: this warpgroup must not hold a stage meanwhile.
+      if (due == Due::kValues) {
+        MultiplyValues<Traits>(c);
+        due = Due::kRows;
+      }
+#pragma unroll 1
+      for (; n >= begin; n = next_shown(n)) Pass(c);
     }
-    c.max[0] = c.max[1] = -CUDART_INF_F;
-    c.sum[0] = c.sum[1] = 0.0f;
-    int n = NextShown<Traits>(p, w, mask, w.end - 1);
-    if (n >= w.begin) {
-      // Tiles that every row of the warpgroup sees whole: [full_begin, full_end). None has rows
-      // beyond len_q, which see nothing.
-      const int q0 = w.q0 + c.group * 64, q_last = min(q0 + 64, w.s.len_q) - 1;
-      int full_end = w.s.len_k, full_begin = 0;
-      if constexpr (Traits::kLimits) {
-        full_end = max(0, min(full_end, q0 + w.s.off + p.score.window_right + 1));
-        full_begin =
-            (max(0, q_last + w.s.off - p.score.window_left) + Traits::kKeys - 1) / Traits::kKeys;
-        if (mask != nullptr) full_begin = w.end;
-      }
-      full_end /= Traits::kKeys;
-      if (q0 + 64 > w.s.len_q) full_end = 0;
-
-      ptx::BarrierWait(shared + Traits::kQFull, q_parity);
-      q_parity ^= 1;
-      ptx::BarrierWait(shared + Traits::kKFull + 8 * c.k_ring.stage, c.k_ring.parity);
-      {
-        float s[Traits::kKeys / 8][4], correction[2];
-        ptx::Settle(s);
-        ptx::WgmmaFence();
-        IssueScores<Traits>(c, s);
-        ptx::WgmmaCommit();
-        ptx::WgmmaWait<0>();
-        ptx::Settle(s);
-        Release(shared + Traits::kKEmpty + 8 * c.k_ring.stage, c.lane);
-        c.k_ring.Advance();
-        Probabilities<Traits, true>(p, w, n, c, s, correction);
-        PackProbabilities<Traits>(c, s);
-      }
-      if (p.loose_keys) ClearLooseValues<Traits>(w, n, c);
-      n = NextShown<Traits>(p, w, mask, n - 1);
-      for (; n >= w.begin && (n >= full_end || n < full_begin);
-           n = NextShown<Traits>(p, w, mask, n - 1)) {
-        Step<Traits, true>(p, w, n, c);
-      }
-      for (; n >= w.begin && n >= full_begin; --n) Step<Traits, false>(p, w, n, c);
-      if constexpr (Traits::kLimits) {
-        for (; n >= w.begin; --n) Step<Traits, true>(p, w, n, c);
-      }
-      Release(shared + Traits::kQEmpty, c.lane);
-      ptx::BarrierWait(shared + Traits::kVFull + 8 * c.v_ring.stage, c.v_ring.parity);
-      ptx::Settle(c.o);
-      ptx::Settle(c.p);
-      ptx::WgmmaFence();
-      IssueValues<Traits>(c);
-      ptx::WgmmaCommit();
-      ptx::WgmmaWait<0>();
-      ptx::Settle(c.o);
-      Release(shared + Traits::kVEmpty + 8 * c.v_ring.stage, c.lane);
-      c.v_ring.Advance();
-    }
-    WriteRows<Traits>(p, w, c);
   }
 }
 
@@ -665,15 +811,19 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     Forward(const __grid_constant__ ForwardParams p) {
   extern __shared__ char unaligned[];
-  const uint32_t shared = (ptx::SharedAddress(unaligned) + 1023) & ~1023u;
+  const uint32_t start = ptx::SharedAddress(unaligned), shared = (start + 1023) & ~1023u;
+  Work* const works = reinterpret_cast<Work*>(unaligned + (shared - start) + Traits::kWorkAt);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.q);
     ptx::PrefetchTensorMap(&p.k);
     ptx::PrefetchTensorMap(&p.v);
-    ptx::BarrierInit(shared + Traits::kQFull, 1);
-    ptx::BarrierInit(shared + Traits::kQEmpty, Traits::kConsumerWarps);
 #pragma unroll
-    for (int slot = 0; slot < 2; ++slot) {
+    for (int stage = 0; stage < Traits::kQStages; ++stage) {
+      ptx::BarrierInit(shared + Traits::kQFull + 8 * stage, 1);
+      ptx::BarrierInit(shared + Traits::kQEmpty + 8 * stage, Traits::kConsumerWarps);
+    }
+#pragma unroll
+    for (int slot = 0; slot < kWorkSlots; ++slot) {
       ptx::BarrierInit(shared + Traits::kWorkFull + 8 * slot, 1);
       ptx::BarrierInit(shared + Traits::kWorkEmpty + 8 * slot, Traits::kConsumerWarps);
     }
@@ -690,10 +840,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   ptx::AllowDependents();  // a merge, which waits for all of this grid
   if (threadIdx.x < 128) {
     ptx::LowerRegisters<Traits::kProducerRegisters>();
-    if (threadIdx.x < 32) Produce<Traits>(p, shared);
+    if (threadIdx.x < 32) Produce<Traits>(p, shared, works);
   } else {
     ptx::RaiseRegisters<Traits::kConsumerRegisters>();
-    Consume<Traits>(p, shared);
+    Consume<Traits>(p, shared, works);
   }
 }
 
