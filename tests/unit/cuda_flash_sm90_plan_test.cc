@@ -72,6 +72,11 @@ std::string Kernel(const AttentionSpec& spec) {
   return MakeFlashSm90Path()->KernelId(ProblemOf(spec), Pass::kForward, H200());
 }
 
+ForwardPlan PlanOf(const AttentionSpec& spec) {
+  const AttentionProblem p = ProblemOf(spec);
+  return PlanForward(p, KernelsFor(p), H200());
+}
+
 // ---- what it takes
 
 TEST(FlashSm90RejectionsTest, TakesEveryTileAndOption) {
@@ -219,8 +224,10 @@ TEST(FlashSm90PlanTest, KernelIdsNameTileLimitsOptionsAndSplits) {
     shape.dim_v = dim_v;
     EXPECT_EQ(Kernel(SpecOf(shape, DType::kFp16)), "sm90_fwd_fp16_" + tile);
   }
-  EXPECT_EQ(Kernel(SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8})),
-            "sm90_fwd_bf16_d128_split16");
+  spec = SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8});
+  const ForwardPlan split = PlanOf(spec);
+  EXPECT_GE(split.splits, 8);
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_split" + std::to_string(split.splits));
 }
 
 TEST(FlashSm90PlanTest, ModeIsTheLeastThatTheCallNeeds) {
@@ -246,11 +253,6 @@ TEST(FlashSm90PlanTest, ModeIsTheLeastThatTheCallNeeds) {
   EXPECT_EQ(with([](auto& s) { s.dropout = DropoutSpec{.p = 0.5f}; }), Mode::kOptions);
   EXPECT_EQ(with([](auto& s) { s.softmax_scale = 0.0f; }), Mode::kOptions);
   EXPECT_EQ(with([](auto& s) { s.softmax_scale = -1.0f; }), Mode::kOptions);
-}
-
-ForwardPlan PlanOf(const AttentionSpec& spec) {
-  const AttentionProblem p = ProblemOf(spec);
-  return PlanForward(p, KernelsFor(p), H200());
 }
 
 TEST(FlashSm90PlanTest, SectionIsWhatHalfOfL2Holds) {
@@ -282,7 +284,9 @@ TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {
   EXPECT_EQ(many.ctas, 132);
   const ForwardPlan few = PlanOf(SpecOf({.batch = 1, .seqlen_q = 100, .seqlen_k = 100}));
   EXPECT_EQ(few.splits, 1);
-  EXPECT_EQ(few.ctas, 4);
+  EXPECT_EQ(few.work, few.tiles * 4);
+  EXPECT_EQ(few.ctas, few.work);
+  EXPECT_LT(few.ctas, 132);
 }
 
 // Every generated case: splits cover the keys, work and sections are in range, scratch memory is
