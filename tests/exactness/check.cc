@@ -51,8 +51,10 @@ bool MayReject(const Rejection& r, const AttentionProblem& p, Pass pass) {
   const bool tensor_cores = sm90 || r.path == PathId::kFlashSm80;
   if (r.reason == Reason::kDtypeUnsupported) return tensor_cores && p.dtype == DType::kFp32;
   if (r.reason == Reason::kNotBuilt) return sm90 && pass == Pass::kBackward;
-  if (r.reason == Reason::kAlignment) {  // a stride of 0 between heads
-    return sm90 && p.num_kv_heads > 1 && (p.k.head == 0 || p.v.head == 0);
+  if (r.reason == Reason::kAlignment) {
+    // One head stored for all, and only one of k and v had to be packed, which stores each.
+    const auto aligned = [&p](int64_t dim) { return dim * SizeOf(p.dtype) % 16 == 0; };
+    return sm90 && p.k.head == 0 && p.v.head == 0 && aligned(p.head_dim) != aligned(p.head_dim_v);
   }
   if (r.reason == Reason::kHeadDimUnsupported) {
     return p.head_dim > 256 || p.head_dim_v > 256 ||

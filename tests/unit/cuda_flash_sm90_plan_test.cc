@@ -188,6 +188,24 @@ TEST(TensorMapTest, PackedStridesHaveNoObstacle) {
   EXPECT_THAT(Rejections(p), IsEmpty());
 }
 
+// A map holds no stride of 0: a head stored once is one head, other axes are declined.
+TEST(TensorMapTest, OneHeadStoredForAllIsOneHead) {
+  AttentionSpec spec = SpecOf({});
+  EXPECT_EQ(MapInput(ProblemOf(spec), kSlotK).heads, 2);
+  EXPECT_EQ(MapGroup(ProblemOf(spec)), 2);
+  spec.k.strides = spec.v.strides = {256 * 128, 128, 0, 1};
+  const AttentionProblem shared = ProblemOf(spec);
+  EXPECT_THAT(Rejections(shared), IsEmpty());
+  EXPECT_EQ(MapInput(shared, kSlotQ).heads, 4);
+  EXPECT_EQ(MapInput(shared, kSlotK).heads, 1);
+  EXPECT_EQ(MapInput(shared, kSlotV).heads, 1);
+  EXPECT_EQ(MapGroup(shared), 4);
+  spec.v.strides.clear();
+  ExpectRejected(ProblemOf(spec), Reason::kAlignment, "k stride of heads 0 bytes <= 0");
+  spec.k.strides = {0, 256, 128, 1};
+  ExpectRejected(ProblemOf(spec), Reason::kAlignment, "k stride of batch 0 bytes <= 0");
+}
+
 TEST(FlashSm90PlanTest, LooseKeysAreThoseThatEndBeforeTheTensor) {
   EXPECT_FALSE(HasLooseKeys(ProblemOf(SpecOf({}))));
   AttentionSpec spec = SpecOf({});

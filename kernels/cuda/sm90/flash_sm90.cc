@@ -3,7 +3,6 @@
 #include <string>
 
 #include "kernels/api/text.h"
-#include "kernels/cuda/call_layout.h"
 #include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/common/rejector.h"
@@ -17,11 +16,11 @@ namespace {
 constexpr int64_t kMaxWork =
     (int64_t{1} << 31) - 1;  // counted in uint32, with a CTA's share to spare
 
-struct MapInput {
+struct NamedSlot {
   std::string_view name;
   Slot slot;
 };
-constexpr MapInput kMapInputs[] = {{"q", kSlotQ}, {"k", kSlotK}, {"v", kSlotV}};
+constexpr NamedSlot kInputs[] = {{"q", kSlotQ}, {"k", kSlotK}, {"v", kSlotV}};
 
 // All but the tensor maps.
 ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, const Launch& launch,
@@ -36,7 +35,7 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
           .sequences = MakeSequenceParams(p, launch.sequences),
           .lse_head = LseHeadStride(p),
           .num_heads = static_cast<int32_t>(p.num_heads),
-          .group = static_cast<int32_t>(p.group()),
+          .group = static_cast<int32_t>(MapGroup(p)),
           .head_dim_v = static_cast<int32_t>(p.head_dim_v),
           .out_fp32 = p.out_dtype == DType::kFp32,
           .loose_keys = HasLooseKeys(p),
@@ -56,7 +55,7 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
 absl::Status EncodeMaps(const AttentionProblem& p, const ForwardTensors& t, const ForwardPlan& plan,
                         ForwardParams* params) {
   const auto encode = [&p](Slot slot, const void* data, int rows, CUtensorMap* map) {
-    return EncodeTensorMap(StridedInput(p, Pass::kForward, slot), data, p.dtype, rows, map);
+    return EncodeTensorMap(MapInput(p, slot), data, p.dtype, rows, map);
   };
   if (absl::Status s = encode(kSlotQ, t.q, plan.tile_q, &params->q); !s.ok()) return s;
   if (absl::Status s = encode(kSlotK, t.k, plan.tile_k, &params->k); !s.ok()) return s;
@@ -82,8 +81,8 @@ class FlashSm90Path final : public DevicePath {
       reject.Add(Reason::kOptionUnsupported, Cat("seqlen_q ", p.seqlen_q, " <= ", kDecodeQueries,
                                                  ": flash_sm80 has a kernel for few queries"));
     }
-    for (const MapInput& input : kMapInputs) {
-      std::string obstacle = MapObstacle(input.name, StridedInput(p, pass, input.slot));
+    for (const NamedSlot& input : kInputs) {
+      std::string obstacle = MapObstacle(input.name, MapInput(p, input.slot));
       if (!obstacle.empty()) reject.Add(Reason::kAlignment, std::move(obstacle));
     }
     if (rejections->size() > before) return;

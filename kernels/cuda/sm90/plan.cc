@@ -20,13 +20,17 @@ const Kernels& KernelsForDims(int64_t d, int64_t dv) {
   return KernelsOf<kType, 256, 256>();
 }
 
+bool OneHeadStored(const AttentionProblem& p) {
+  return p.num_kv_heads > 1 && p.k.head == 0 && p.v.head == 0;
+}
+
 // Where tiles differ in length the longest go first, all heads' before all heads' next: so many
 // heads at a time that their keys and values stay in L2, about half of it, beside queries and
 // outputs that pass through. Tiles of equal length go head by head.
 int64_t Section(const AttentionProblem& p, const DeviceProperties& device) {
   if (p.window_right >= kUnlimited) return 1;
   const int64_t bytes =
-      p.seqlen_k * (p.head_dim + p.head_dim_v) * SizeOf(p.dtype) / p.group();  // of a query head
+      p.seqlen_k * (p.head_dim + p.head_dim_v) * SizeOf(p.dtype) / MapGroup(p);  // of a query head
   const int64_t heads = device.l2_bytes / 2 / std::max<int64_t>(bytes, 1);
   return std::clamp<int64_t>(heads, 1, std::max<int64_t>(1, p.num_heads * p.batch));
 }
@@ -69,6 +73,14 @@ bool HasLooseKeys(const AttentionProblem& p) {
     return s.len_k > 0 && s.k_token + s.len_k < tokens;
   });
 }
+
+StridedTensor MapInput(const AttentionProblem& p, Slot slot) {
+  StridedTensor tensor = StridedInput(p, Pass::kForward, slot);
+  if (slot != kSlotQ && OneHeadStored(p)) tensor.heads = 1;
+  return tensor;
+}
+
+int64_t MapGroup(const AttentionProblem& p) { return OneHeadStored(p) ? p.num_heads : p.group(); }
 
 TileModel ModelForward(const AttentionProblem& p, const Kernels& kernels, const ForwardPlan& plan) {
   TileModel model =

@@ -7,6 +7,7 @@
 
 #include "kernels/api/backend.h"
 #include "kernels/api/problem.h"
+#include "kernels/cuda/call_layout.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/sm90/launch.h"
 
@@ -37,6 +38,12 @@ ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
 // Whether some sequence's keys end before the tensor does, so that a key tile may hold rows of no
 // concern.
 bool HasLooseKeys(const AttentionProblem& p);
+
+// q, k or v as its tensor map has it. A map holds no stride of 0, so where one head of keys and
+// values is stored for all (both have that stride), it is the only one.
+StridedTensor MapInput(const AttentionProblem& p, Slot slot);
+// Query heads of a head of keys, in those terms.
+int64_t MapGroup(const AttentionProblem& p);
 
 // L2 to multiprocessor traffic: what the loop nest loads and stores, tile by tile.
 TileModel ModelForward(const AttentionProblem& p, const Kernels& kernels, const ForwardPlan& plan);
