@@ -2,12 +2,17 @@
 
 #include "kernels/cuda/host_backend.h"
 #include "kernels/cuda/sm80/flash_sm80.h"
+#include "kernels/cuda/sm90/flash_sm90.h"
 #include "kernels/cuda/standard/standard_cuda.h"
 
 namespace attn::cuda {
 
 std::vector<std::shared_ptr<const DevicePath>> MakeDevicePaths() {
-  return {MakeFlashSm80Path(), MakeStandardCudaPath()};
+  return {
+#ifdef ATTN_HAVE_SM90
+      MakeFlashSm90Path(),
+#endif
+      MakeFlashSm80Path(), MakeStandardCudaPath()};
 }
 
 std::vector<std::unique_ptr<Backend>> MakeCudaBackends(const std::shared_ptr<DeviceSet>& devices) {

@@ -117,7 +117,8 @@ absl::Status DeviceCall::Launch() {
       .stream = lane_->stream(),
       .workspace = workspace_bytes_ == 0 ? nullptr : memory_.data() + layout_.workspace_offset(),
       .workspace_bytes = workspace_bytes_,
-      .sequences = static_cast<const DeviceSequence*>(Input(kSlotSequences))};
+      .sequences = static_cast<const DeviceSequence*>(Input(kSlotSequences)),
+      .counters = lane_->counters()};
   const AttentionProblem problem = OnDevice();
   absl::Status status;
   if (pass_ == Pass::kForward) {
@@ -187,12 +188,22 @@ absl::Status DeviceCall::Fail(absl::Status status) {
   for (auto* chunks : {&lane_->upload_chunks(), &lane_->download_chunks()}) {
     for (Lane::Chunk& chunk : *chunks) chunk.busy = false;
   }
-  if (CudaErrorOf(status) == cudaSuccess && seen == cudaSuccess) return status;
-  if (CudaErrorOf(status) == cudaSuccess) status = ToStatus(seen, "running attention");
-  const absl::Status named(status.code(), Cat("CUDA device ", device_->properties().index, ": ",
-                                              std::string(status.message())));
-  if (IsSticky(CudaErrorOf(status)) || IsSticky(seen)) devices_->MarkUnhealthy(device_, named);
-  return named;
+  if (CudaErrorOf(status) != cudaSuccess || seen != cudaSuccess) {
+    if (CudaErrorOf(status) == cudaSuccess) status = ToStatus(seen, "running attention");
+    const cudaError_t error = CudaErrorOf(status);
+    status = absl::Status(status.code(), Cat("CUDA device ", device_->properties().index, ": ",
+                                             std::string(status.message())));
+    if (IsSticky(error) || IsSticky(seen)) devices_->MarkUnhealthy(device_, status);
+  }
+  // A kernel that ran left the counters zero, and one that was not launched never touched them:
+  // but the lane's next call must not depend on what went wrong in this one.
+  if (device_->healthy()) {
+    if (const cudaError_t error = lane_->ZeroCounters(driver); error != cudaSuccess) {
+      driver->TakeError();
+      devices_->MarkUnhealthy(device_, ToStatus(error, "zeroing counters"));
+    }
+  }
+  return status;
 }
 
 }  // namespace attn::cuda

@@ -28,6 +28,9 @@ struct Launch {
   int64_t workspace_bytes = 0;     // at least WorkspaceBytes()
   // MakeSequences(problem) in device memory; null where UniformSequences(problem).
   const DeviceSequence* sequences = nullptr;
+  // kCounterBytes of device memory, zero when the stream reaches the work; kernels leave them so.
+  // Not shared with work on other streams.
+  uint32_t* counters = nullptr;
 };
 
 // Thread-safe: a path has no state of its own beyond what a device keeps for the process.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,19 +61,29 @@ std::string AdviceFor(const Rejection& rejection) {
   return "";
 }
 
+// What to change to get flash: what the fastest flash path of this server's best device asks for
+// of those that decline the call for the fewest reasons. Nothing where flash runs there already.
 void AddAdvice(const ServiceContext& context, const PathChoice& choice,
                v1::PlanResponse* response) {
+  std::optional<PathId> nearest;
+  size_t fewest = 0;
   const PathTable::Snapshot candidates = context.paths->candidates();
   for (const PathCandidate& candidate : *candidates) {
     if (candidate.backend == nullptr || ClassOf(candidate.path) != PathClass::kFlash) continue;
+    if (nearest && DeviceOf(candidate.path) != DeviceOf(*nearest)) break;
     if (choice.path == candidate.path) return;
-    for (const Rejection& rejection : choice.rejections) {
-      if (rejection.path != candidate.path) continue;
-      if (std::string advice = AdviceFor(rejection); !advice.empty()) {
-        response->add_advice(std::move(advice));
-      }
+    const auto reasons = static_cast<size_t>(std::count_if(
+        choice.rejections.begin(), choice.rejections.end(),
+        [&candidate](const Rejection& rejection) { return rejection.path == candidate.path; }));
+    if (nearest && reasons >= fewest) continue;
+    nearest = candidate.path;
+    fewest = reasons;
+  }
+  for (const Rejection& rejection : choice.rejections) {
+    if (rejection.path != nearest) continue;
+    if (std::string advice = AdviceFor(rejection); !advice.empty()) {
+      response->add_advice(std::move(advice));
     }
-    return;  // only the fastest flash path this server has
   }
 }
 

@@ -44,20 +44,31 @@ std::string Reasons(const std::vector<Rejection>& rejections) {
   return s;
 }
 
-// A flash path may decline only what it documents.
+}  // namespace
+
 bool MayReject(const Rejection& r, const AttentionProblem& p, Pass pass) {
-  const bool sm80 = r.path == PathId::kFlashSm80;
-  if (r.reason == Reason::kDtypeUnsupported) return sm80 && p.dtype == DType::kFp32;
+  const bool sm90 = r.path == PathId::kFlashSm90;
+  const bool tensor_cores = sm90 || r.path == PathId::kFlashSm80;
+  if (r.reason == Reason::kDtypeUnsupported) return tensor_cores && p.dtype == DType::kFp32;
+  if (r.reason == Reason::kNotBuilt) return sm90 && pass == Pass::kBackward;
+  if (r.reason == Reason::kAlignment) {
+    // One head stored for all, and only one of k and v had to be packed, which stores each.
+    const auto aligned = [&p](int64_t dim) { return dim * SizeOf(p.dtype) % 16 == 0; };
+    return sm90 && p.k.head == 0 && p.v.head == 0 && aligned(p.head_dim) != aligned(p.head_dim_v);
+  }
   if (r.reason == Reason::kHeadDimUnsupported) {
     return p.head_dim > 256 || p.head_dim_v > 256 ||
-           (sm80 && (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0));
+           (tensor_cores && (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0));
   }
   if (r.reason == Reason::kOptionUnsupported) {
     return (p.block_mask && (p.block_mask->block_q % 64 != 0 || p.block_mask->block_k % 64 != 0)) ||
-           (sm80 && pass == Pass::kBackward && p.bwd_dout_dtype != p.dtype);
+           (sm90 && pass == Pass::kForward && p.seqlen_q <= 16) ||
+           (r.path == PathId::kFlashSm80 && pass == Pass::kBackward && p.bwd_dout_dtype != p.dtype);
   }
   return false;
 }
+
+namespace {
 
 bool AllMayReject(const std::vector<Rejection>& rejections, const AttentionProblem& p, Pass pass) {
   return std::all_of(rejections.begin(), rejections.end(),
@@ -114,6 +125,22 @@ std::vector<const Backend*> Takers(const AttentionProblem& problem, Pass pass,
   return takers;
 }
 
+const Backend* BackwardOf(const Backend& forward, const AttentionProblem& problem,
+                          std::span<const Backend* const> backends) {
+  const Backend* const own[] = {&forward};
+  if (!Takers(problem, Pass::kBackward, own).empty()) return &forward;
+  const std::vector<const Backend*> others = Takers(problem, Pass::kBackward, backends);
+  return others.empty() ? nullptr : others.front();
+}
+
+std::string BackwardName(const Backend& backward, const Backend& forward) {
+  std::string name = absl::StrCat(std::string(Name(backward.path())), " backward");
+  if (&forward != &backward) {
+    absl::StrAppend(&name, " (out, lse of ", std::string(Name(forward.path())), ")");
+  }
+  return name;
+}
+
 std::vector<Fault> CheckCall(const Call& call, std::span<const Backend* const> backends) {
   const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
   if (!problem.ok()) return {{"Validate", problem.status().ToString()}};
@@ -149,9 +176,7 @@ std::vector<Fault> CheckCall(const Call& call, std::span<const Backend* const> b
       continue;
     }
     for (const auto& [source, forward] : forwards) {
-      std::string who = path + " backward";
-      if (source != backend)
-        absl::StrAppend(&who, " (out, lse of ", std::string(Name(source->path())), ")");
+      const std::string who = BackwardName(*backend, *source);
       const absl::StatusOr<BackwardOutputs> backward = RunBackward(*backend, call, forward);
       if (!backward.ok()) {
         faults.push_back({who, backward.status().ToString()});

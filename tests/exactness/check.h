@@ -40,6 +40,17 @@ void ExpectExact(const Case& c, std::span<const Backend* const> backends,
 std::vector<const Backend*> Takers(const AttentionProblem& problem, Pass pass,
                                    std::span<const Backend* const> backends);
 
+// What runs the backward pass after this forward pass: the same backend or, where it declines (a
+// path that has forward passes only), the fastest that takes the problem. Null: none does.
+const Backend* BackwardOf(const Backend& forward, const AttentionProblem& problem,
+                          std::span<const Backend* const> backends);
+
+// "flash_sm80 backward (out, lse of flash_sm90)": how a run of it is called.
+std::string BackwardName(const Backend& backward, const Backend& forward);
+
+// Whether a path documents that it declines such a call for this reason.
+bool MayReject(const Rejection& rejection, const AttentionProblem& problem, Pass pass);
+
 // Registers the listener that prints the largest error / bound per tensor and path at the end.
 // Call once, before RUN_ALL_TESTS().
 void PrintRatiosAtEnd();

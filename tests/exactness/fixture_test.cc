@@ -136,16 +136,19 @@ TEST_F(FixtureTest, EveryPathIsExact) {
         CommittedResult(reference::Compute(call.spec(), call.data(), {.backward = true}));
     const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
     ASSERT_TRUE(problem.ok()) << problem.status();
-    const std::vector<const Backend*> takers = Takers(*problem, Pass::kBackward, Paths());
+    const std::vector<const Backend*> takers = Takers(*problem, Pass::kForward, Paths());
     ASSERT_FALSE(takers.empty()) << Name(dtype);
     for (const Backend* backend : takers) {
       const std::string who(Name(backend->path()));
       const absl::StatusOr<ForwardOutputs> forward = RunForward(*backend, call);
       ASSERT_TRUE(forward.ok()) << forward.status();
-      const absl::StatusOr<BackwardOutputs> backward = RunBackward(*backend, call, *forward);
+      const Backend* gradients = BackwardOf(*backend, *problem, Paths());
+      ASSERT_NE(gradients, nullptr);
+      const absl::StatusOr<BackwardOutputs> backward = RunBackward(*gradients, call, *forward);
       ASSERT_TRUE(backward.ok()) << backward.status();
       std::vector<Fault> faults = CheckForward(want, *forward, who + " forward");
-      for (const Fault& f : CheckBackward(want, *backward, who + " backward")) faults.push_back(f);
+      for (const Fault& f : CheckBackward(want, *backward, BackwardName(*gradients, *backend)))
+        faults.push_back(f);
       for (const Fault& f : faults) ADD_FAILURE() << f.what << ": " << f.details;
     }
   }

@@ -56,7 +56,9 @@ TEST_P(LargeTest, Case18SoftcapCausalLongBackward) {
   const Call call(c);
   const absl::StatusOr<ForwardOutputs> f = RunForward(*GetParam(), call);
   ASSERT_TRUE(f.ok()) << f.status();
-  const absl::StatusOr<BackwardOutputs> g = RunBackward(*GetParam(), call, *f);
+  const Backend* backward = BackwardOf(*GetParam(), *call.Problem(Pass::kBackward), Paths());
+  ASSERT_NE(backward, nullptr);
+  const absl::StatusOr<BackwardOutputs> g = RunBackward(*backward, call, *f);
   ASSERT_TRUE(g.ok()) << g.status();
   for (auto [b, h] : {std::pair{0, 0}, {1, 31}}) {
     const reference::Result want = ReferenceOfHead(call, b, h);
@@ -71,7 +73,7 @@ TEST_P(LargeTest, Case18SoftcapCausalLongBackward) {
     for (const Fault& x : CheckForward(want, out, who + " forward")) {
       ADD_FAILURE() << x.what << ": " << x.details;
     }
-    for (const Fault& x : CheckBackward(want, grads, who + " backward")) {
+    for (const Fault& x : CheckBackward(want, grads, BackwardName(*backward, *GetParam()))) {
       ADD_FAILURE() << x.what << ": " << x.details;
     }
   }
@@ -134,8 +136,10 @@ TEST_P(LargeTest, OffsetsBeyond32Bits) {
   spec.lse = TensorSpec{DType::kFp32, {2, 1, kSeqlen}, {}};
   const absl::StatusOr<AttentionProblem> backward = Validate(spec, Pass::kBackward);
   ASSERT_TRUE(backward.ok()) << backward.status();
-  GuardedBuffer scratch(GetParam()->WorkspaceBytes(*backward, Pass::kBackward));
-  ASSERT_TRUE(GetParam()
+  const Backend* gradients = BackwardOf(*GetParam(), *backward, Paths());
+  ASSERT_NE(gradients, nullptr);
+  GuardedBuffer scratch(gradients->WorkspaceBytes(*backward, Pass::kBackward));
+  ASSERT_TRUE(gradients
                   ->Backward(*backward,
                              {.q = x,
                               .k = x,
@@ -153,7 +157,7 @@ TEST_P(LargeTest, OffsetsBeyond32Bits) {
   for (const Fault& fault : CheckForward(want, f, who + " forward")) {
     ADD_FAILURE() << fault.what << ": " << fault.details;
   }
-  for (const Fault& fault : CheckBackward(want, g, who + " backward")) {
+  for (const Fault& fault : CheckBackward(want, g, BackwardName(*gradients, *GetParam()))) {
     ADD_FAILURE() << fault.what << ": " << fault.details;
   }
 }

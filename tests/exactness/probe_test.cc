@@ -117,10 +117,11 @@ void CheckKey(const Call& call, const BackwardOutputs& bwd, int64_t b, int64_t h
   }
 }
 
-std::string Probe(const Call& call, const Backend& backend) {
+// `backward`: runs the backward pass on the forward pass's outputs.
+std::string Probe(const Call& call, const Backend& backend, const Backend& backward) {
   const absl::StatusOr<ForwardOutputs> fwd = RunForward(backend, call);
   if (!fwd.ok()) return fwd.status().ToString();
-  const absl::StatusOr<BackwardOutputs> bwd = RunBackward(backend, call, *fwd);
+  const absl::StatusOr<BackwardOutputs> bwd = RunBackward(backward, call, *fwd);
   if (!bwd.ok()) return bwd.status().ToString();
   std::string fault;
   const int64_t batch = call.params().layout == Layout::kThd
@@ -161,8 +162,10 @@ TEST_P(ProbeTest, SeesExactlyTheVisibleKeys) {
     const Call call(c, values);
     const absl::StatusOr<AttentionProblem> problem = call.Problem(Pass::kBackward);
     ASSERT_TRUE(problem.ok()) << problem.status();
-    for (const Backend* backend : Takers(*problem, Pass::kBackward, Paths())) {
-      EXPECT_EQ(Probe(call, *backend), "") << Name(backend->path()) << " " << c;
+    for (const Backend* backend : Takers(*problem, Pass::kForward, Paths())) {
+      const Backend* backward = BackwardOf(*backend, *problem, Paths());
+      ASSERT_NE(backward, nullptr) << c;
+      EXPECT_EQ(Probe(call, *backend, *backward), "") << Name(backend->path()) << " " << c;
     }
   }
 }

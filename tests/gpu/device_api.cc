@@ -16,13 +16,14 @@
 #include "kernels/api/traffic.h"
 #include "kernels/cuda/backends.h"
 #include "kernels/cuda/device_path.h"
+#include "kernels/cuda/runtime/lane.h"
 #include "kernels/cuda/runtime/roofline.h"
 
 namespace attn::cuda {
 namespace {
 
 struct FreeDevice {
-  void operator()(DeviceSequence* p) const { cudaFree(p); }
+  void operator()(void* p) const { cudaFree(p); }
 };
 
 struct Prepared {
@@ -32,6 +33,7 @@ struct Prepared {
   Pass pass = Pass::kForward;
   AttnDevicePlan plan = {};
   std::unique_ptr<DeviceSequence, FreeDevice> sequences;
+  std::unique_ptr<uint32_t, FreeDevice> counters;
 };
 
 void SetText(std::string_view text, char* to, int64_t bytes) {
@@ -147,6 +149,16 @@ absl::Status UploadSequences(Prepared& prepared) {
                   "sequences");
 }
 
+absl::Status MakeCounters(Prepared& prepared) {
+  void* memory = nullptr;
+  if (absl::Status s = ToStatus(cudaMalloc(&memory, kCounterBytes), "counters"); !s.ok()) return s;
+  prepared.counters.reset(static_cast<uint32_t*>(memory));
+  // Runs on streams that do not wait for the null stream may follow.
+  if (absl::Status s = ToStatus(cudaMemset(memory, 0, kCounterBytes), "counters"); !s.ok())
+    return s;
+  return ToStatus(cudaStreamSynchronize(nullptr), "counters");
+}
+
 void Describe(Prepared& prepared) {
   const AttentionProblem& p = prepared.problem;
   const Pass pass = prepared.pass;
@@ -190,6 +202,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const AttnDeviceCall& call) {
   }
   Describe(*prepared);
   if (absl::Status s = UploadSequences(*prepared); !s.ok()) return s;
+  if (absl::Status s = MakeCounters(*prepared); !s.ok()) return s;
   return prepared;
 }
 
@@ -201,7 +214,8 @@ absl::Status Run(const Prepared& prepared, const AttnDeviceTensors& t, void* wor
                       .stream = static_cast<cudaStream_t>(stream),
                       .workspace = static_cast<std::byte*>(workspace),
                       .workspace_bytes = prepared.plan.workspace_bytes,
-                      .sequences = prepared.sequences.get()};
+                      .sequences = prepared.sequences.get(),
+                      .counters = prepared.counters.get()};
   if (prepared.pass == Pass::kForward) {
     return prepared.path->Forward(
         problem, {.q = t.q, .k = t.k, .v = t.v, .out = t.out, .lse = t.lse}, launch);

@@ -12,7 +12,7 @@ extern "C" {
 
 // An attention call on contiguous tensors. Element types: 0 FP32, 1 FP16, 2 BF16.
 struct AttnDeviceCall {
-  const char* path;  // "flash_sm80", "standard_cuda"
+  const char* path;  // "flash_sm90", "flash_sm80", "standard_cuda"
   int32_t backward;  // 0: forward
   int32_t packed;    // 0: BSHD. 1: THD with cu_seqlens
   int32_t dtype;
@@ -70,7 +70,8 @@ struct AttnDeviceRoofline {  // per second; 0: not measured
 void* AttnDevicePrepare(const struct AttnDeviceCall* call, char* error, int64_t error_bytes);
 void AttnDeviceDescribe(const void* handle, struct AttnDevicePlan* plan);
 // Enqueues the call on a stream (a cudaStream_t). `workspace`: plan.workspace_bytes of device
-// memory, aligned to 256 bytes. 0: enqueued.
+// memory, aligned to 256 bytes. Runs of one handle, replays of captured ones too, must follow each
+// other on the device: they share counters. 0: enqueued.
 int AttnDeviceRun(const void* handle, const struct AttnDeviceTensors* tensors, void* workspace,
                   void* stream, char* error, int64_t error_bytes);
 void AttnDeviceDestroy(void* handle);

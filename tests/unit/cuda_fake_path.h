@@ -2,6 +2,7 @@
 #ifndef ATTN_TESTS_UNIT_CUDA_FAKE_PATH_H_
 #define ATTN_TESTS_UNIT_CUDA_FAKE_PATH_H_
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "kernels/api/text.h"
 #include "kernels/cuda/call_layout.h"
 #include "kernels/cuda/device_path.h"
+#include "kernels/cuda/runtime/lane.h"
 #include "tests/unit/cuda_fake_driver.h"
 
 namespace attn::cuda {
@@ -106,6 +108,14 @@ class FakePath : public DevicePath {
     if (launch.workspace_bytes < WorkspaceBytes(p, pass, *launch.device)) {
       return absl::InternalError("too little scratch memory");
     }
+    if (!driver_->OwnsRange(launch.stream, launch.counters, kCounterBytes)) {
+      return absl::InternalError("the counters are not in this device's memory");
+    }
+    driver_->Enqueue(launch.stream, [counters = launch.counters] {
+      for (size_t i = 0; i < kCounterBytes / sizeof(*counters); ++i) {
+        if (counters[i] != 0) std::abort();
+      }
+    });
     if ((launch.sequences == nullptr) != UniformSequences(p)) {
       return absl::InternalError("sequences are there where they are uniform, or the reverse");
     }

@@ -298,11 +298,12 @@ TEST_F(HostBackendTest, WorkspaceLimitIsTheDevices) {
 
 TEST_F(HostBackendTest, OutOfDeviceMemoryIsResourceExhausted) {
   Make(1);
+  const size_t before = driver_->live_allocations();  // the lanes' counters
   driver_->FailNext("Malloc", cudaErrorMemoryAllocation, 0);
   const Call call(Lengths(16, 16));
   EXPECT_TRUE(RunForward(*backend_, call).ok()) << "what is kept is freed and tried again";
   set_->Trim();
-  EXPECT_EQ(driver_->live_allocations(), 0u);
+  EXPECT_EQ(driver_->live_allocations(), before);
   EXPECT_TRUE(set_->devices()[0]->healthy());
 }
 
@@ -392,6 +393,20 @@ TEST_F(HostBackendTest, AStickyErrorFailsTheCallAndEndsTheDevice) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("cudaErrorIllegalAddress"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("cudaErrorLaunchFailure"));
   EXPECT_EQ(set_->healthy_devices(), 0);
+}
+
+// FakePath aborts where the counters are not zero when its work runs.
+TEST_F(HostBackendTest, CountersThatAFailedCallLeftAreZeroForTheNext) {
+  Make(1, {.lanes = 1});
+  const Call call(Lengths(16, 16));
+  path_->set_on_launch([&](const cuda::Launch& launch) {
+    driver_->Enqueue(launch.stream, [counters = launch.counters] { counters[1] = 7; });
+    return absl::InternalError("half of the kernels were launched");
+  });
+  EXPECT_EQ(RunForward(*backend_, call).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(set_->healthy_devices(), 1);
+  path_->set_on_launch(nullptr);
+  EXPECT_TRUE(RunForward(*backend_, call).ok());
 }
 
 TEST_F(HostBackendTest, AnOrdinaryErrorFailsTheCallAlone) {

@@ -19,6 +19,12 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
+#ifdef ATTN_HAVE_SM90
+constexpr PathId kFastest = PathId::kFlashSm90;
+#else  // CMAKE_CUDA_ARCHITECTURES has no 90
+constexpr PathId kFastest = PathId::kFlashSm80;
+#endif
+
 class CudaSelectPathTest : public ::testing::Test {
  protected:
   void SetUp() override { MakeHost(9, 0, int64_t{1} << 40); }
@@ -61,10 +67,41 @@ AttentionSpec Spec(DType dtype, int64_t head_dim = 64) {
 TEST_F(CudaSelectPathTest, SixteenBitsGoToFlash) {
   for (DType dtype : {DType::kFp16, DType::kBf16}) {
     const PathChoice choice = Choose(Spec(dtype), Pass::kForward, {PolicyMode::kRequireFlash});
-    EXPECT_EQ(choice.path, PathId::kFlashSm80);
+    EXPECT_EQ(choice.path, kFastest);
     EXPECT_TRUE(choice.rejections.empty());
   }
 }
+
+#ifdef ATTN_HAVE_SM90
+
+TEST_F(CudaSelectPathTest, OnlyHopperHasFlashSm90) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}, {12, 0}}) {
+    MakeHost(major, minor, int64_t{1} << 40);
+    const PathChoice choice = Choose(Spec(DType::kBf16));
+    EXPECT_EQ(choice.path, PathId::kFlashSm80);
+    ASSERT_EQ(choice.rejections.size(), 1u);
+    EXPECT_EQ(choice.rejections[0].path, PathId::kFlashSm90);
+    EXPECT_EQ(choice.rejections[0].reason, Reason::kArchUnsupported);
+    EXPECT_THAT(choice.rejections[0].detail, HasSubstr("not 9.0"));
+  }
+}
+
+TEST_F(CudaSelectPathTest, BackwardGoesToFlashSm80WithTheReason) {
+  AttentionSpec spec = Spec(DType::kBf16);
+  spec.out = spec.dout = spec.q;
+  spec.lse = TensorSpec{.dtype = DType::kFp32, .shape = {2, spec.num_heads, 100}, .strides = {}};
+  const PathChoice choice = Choose(spec, Pass::kBackward);
+  EXPECT_EQ(choice.path, PathId::kFlashSm80);
+  EXPECT_THAT(Reasons(choice), ::testing::ElementsAre(Reason::kNotBuilt));
+  const PathPolicy named{.mode = PolicyMode::kNamed, .path = PathId::kFlashSm90};
+  const PathChoice refused = Choose(spec, Pass::kBackward, named);
+  EXPECT_EQ(refused.backend, nullptr);
+  const absl::Status error = UnmetPolicyError(named, refused);
+  EXPECT_EQ(error.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(error.message()), HasSubstr("flash_sm90: NOT_BUILT (pass backward"));
+}
+
+#endif  // ATTN_HAVE_SM90
 
 TEST_F(CudaSelectPathTest, WhatFlashCannotTakeGoesToStandardWithTheReason) {
   const PathChoice odd = Choose(Spec(DType::kBf16, 20));
@@ -84,7 +121,7 @@ TEST_F(CudaSelectPathTest, NoStrideIsRefused) {
   spec.q.strides = {100 * 4 * 67, 4 * 67, 67, 1};
   spec.k.strides = {100 * 131, 131, 65, 1};
   const PathChoice choice = Choose(spec);
-  EXPECT_EQ(choice.path, PathId::kFlashSm80) << ::testing::PrintToString(Reasons(choice).size());
+  EXPECT_EQ(choice.path, kFastest) << ::testing::PrintToString(Reasons(choice).size());
 }
 
 TEST_F(CudaSelectPathTest, OldDevicesHaveNoPath) {
@@ -98,7 +135,7 @@ TEST_F(CudaSelectPathTest, OldDevicesHaveNoPath) {
 TEST_F(CudaSelectPathTest, DeviceMemoryLimitsACall) {
   MakeHost(9, 0, int64_t{1} << 20);
   const PathChoice small = Choose(Spec(DType::kBf16));
-  EXPECT_EQ(small.path, PathId::kFlashSm80);
+  EXPECT_EQ(small.path, kFastest);
   const PathChoice large = Choose(
       BshdSpec({.batch = 8, .seqlen_q = 1000, .seqlen_k = 1000, .head_dim = 64, .head_dim_v = 64},
                DType::kBf16));

@@ -79,6 +79,22 @@ class FakeCudaBackend : public FakeBackend {
   const absl::Status* const failure_;
 };
 
+// A faster path that has forward passes only, and takes none of few queries.
+class ForwardOnlyBackend : public FakeBackend {
+ public:
+  ForwardOnlyBackend() : FakeBackend(PathId::kFlashSm90) {}
+  void AppendRejections(const AttentionProblem& p, Pass pass,
+                        std::vector<Rejection>* r) const override {
+    if (pass == Pass::kBackward) r->push_back({path(), Reason::kNotBuilt, "pass backward"});
+    if (p.seqlen_q <= 100) r->push_back({path(), Reason::kOptionUnsupported, "seqlen_q <= 100"});
+    FakeBackend::AppendRejections(p, pass, r);
+  }
+  absl::Status Backward(const AttentionProblem&, const BackwardTensors&,
+                        const RunContext&) const override {
+    return absl::InternalError("there is none");
+  }
+};
+
 class ServerDeviceTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -86,6 +102,7 @@ class ServerDeviceTest : public testing::Test {
     config.listen = {"127.0.0.1:0"};
     config.metrics_listen = "";
     std::vector<std::unique_ptr<Backend>> backends;
+    backends.push_back(std::make_unique<ForwardOnlyBackend>());
     backends.push_back(std::make_unique<FakeCudaBackend>(&failure_));
     backends.push_back(std::make_unique<FakeBackend>(PathId::kFlashCpu));
     ServerOptions options{.config = config,
@@ -123,6 +140,24 @@ class ServerDeviceTest : public testing::Test {
     }
     grpc::ClientContext context;
     return stub_->Forward(&context, request, response);
+  }
+  v1::PlanResponse Plan(v1::Pass pass, int64_t seqlen_q, int64_t head_dim) {
+    v1::PlanRequest request;
+    request.set_pass(pass);
+    auto& header = *request.mutable_header();
+    header.mutable_shape()->set_layout(v1::LAYOUT_BSHD);
+    header.mutable_shape()->set_num_heads(1);
+    header.mutable_shape()->set_num_kv_heads(1);
+    for (v1::Tensor* tensor : {header.mutable_q(), header.mutable_k(), header.mutable_v()}) {
+      tensor->set_dtype(v1::DTYPE_FP16);
+      const int64_t rows = tensor == header.mutable_q() ? seqlen_q : 200;
+      for (int64_t extent : {int64_t{1}, rows, int64_t{1}, head_dim}) tensor->add_shape(extent);
+    }
+    grpc::ClientContext context;
+    v1::PlanResponse plan;
+    const grpc::Status status = stub_->Plan(&context, request, &plan);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return plan;
   }
   v1::GetServerInfoResponse Info() {
     v1::GetServerInfoResponse info;
@@ -166,6 +201,27 @@ TEST_F(ServerDeviceTest, TheReportTellsWhatTheDeviceDid) {
           "attn_bytes_total{level=\"device_to_host\",pass=\"forward\",path=\"flash_sm80\"} 600"));
   EXPECT_THAT(text,
               HasSubstr("attn_stage_seconds_count{pass=\"forward\",stage=\"device_to_host\"} 1"));
+}
+
+TEST_F(ServerDeviceTest, AFasterPathWithoutTheCallsPassIsPassedOverWithItsReason) {
+  EXPECT_EQ(Plan(v1::PASS_FORWARD, 200, 64).path(), "flash_sm90");
+  const v1::PlanResponse backward = Plan(v1::PASS_BACKWARD, 200, 64);
+  EXPECT_EQ(backward.path(), "flash_sm80");
+  ASSERT_EQ(backward.rejections_size(), 1);
+  EXPECT_EQ(backward.rejections(0).reason(), v1::REASON_NOT_BUILT);
+  EXPECT_EQ(backward.rejections(0).detail(), "pass backward");
+}
+
+TEST_F(ServerDeviceTest, AdviceIsOfTheFlashPathThatIsNearestToTakingTheCall) {
+  // Flash takes it: nothing to change, whatever a faster path says.
+  const v1::PlanResponse few = Plan(v1::PASS_FORWARD, 4, 64);
+  EXPECT_EQ(few.path(), "flash_sm80");
+  EXPECT_EQ(few.advice_size(), 0);
+  const v1::PlanResponse wide = Plan(v1::PASS_BACKWARD, 4, 264);
+  EXPECT_EQ(wide.path(), "");
+  ASSERT_EQ(wide.advice_size(), 1);
+  EXPECT_THAT(wide.advice(0), HasSubstr("for flash_sm80: "));
+  EXPECT_THAT(wide.advice(0), HasSubstr("head_dim 264 > 256"));
 }
 
 TEST_F(ServerDeviceTest, HealthEndsWithTheLastHealthyDevice) {

@@ -13,8 +13,21 @@
 namespace attn::server {
 namespace {
 
-// How a faulty backend spoils the results of the real one it stands before.
-enum class Fault { kNone, kOut, kLse, kMaskedOut, kDq, kDk, kDv, kNan, kError, kFp16Only };
+// How a faulty backend spoils the results of the real one it stands before. kForwardOnly: it has no
+// backward pass and says so, which is no fault.
+enum class Fault {
+  kNone,
+  kOut,
+  kLse,
+  kMaskedOut,
+  kDq,
+  kDk,
+  kDv,
+  kNan,
+  kError,
+  kFp16Only,
+  kForwardOnly
+};
 
 class FaultyBackend : public Backend {
  public:
@@ -24,6 +37,9 @@ class FaultyBackend : public Backend {
   void AppendRejections(const AttentionProblem& p, Pass pass,
                         std::vector<Rejection>* r) const override {
     real_->AppendRejections(p, pass, r);
+    if (fault_ == Fault::kForwardOnly && pass == Pass::kBackward) {
+      r->push_back({path(), Reason::kNotBuilt, "pass backward"});
+    }
   }
   std::string KernelId(const AttentionProblem& p, Pass pass) const override {
     return real_->KernelId(p, pass);
@@ -52,6 +68,7 @@ class FaultyBackend : public Backend {
   }
   absl::Status Backward(const AttentionProblem& p, const BackwardTensors& t,
                         const RunContext& c) const override {
+    if (fault_ == Fault::kForwardOnly) return absl::FailedPreconditionError("pass backward");
     absl::Status status = real_->Backward(p, t, c);
     const int64_t q_row = p.num_heads * p.head_dim;
     const int64_t kv_row = p.num_kv_heads * p.head_dim;
@@ -106,6 +123,23 @@ TEST_F(SelfTestTest, AnyFaultDisablesThePathAlone) {
       EXPECT_EQ(candidate.standing[0].reason, Reason::kSelfTestFailed);
     }
   }
+}
+
+TEST_F(SelfTestTest, APathWithForwardPassesOnlyIsTestedInThose) {
+  PathTable table = Table(Fault::kForwardOnly);
+  int tested = 0;
+  for (const SelfTestResult& r : SelfTestAll(&table)) {
+    EXPECT_TRUE(r.status.ok()) << r.status;
+    if (r.path != PathId::kFlashCpu) continue;
+    EXPECT_EQ(r.pass, Pass::kForward);
+    ++tested;
+  }
+  EXPECT_EQ(tested, 3);
+  EXPECT_TRUE(table.available(PathId::kFlashCpu));
+  Rates rates;
+  MeasureRates(table, 1, std::chrono::minutes(1), &rates);
+  EXPECT_GT(rates.FlopsPerSecond(Pass::kForward, PathId::kFlashCpu), 0);
+  EXPECT_EQ(rates.FlopsPerSecond(Pass::kBackward, PathId::kFlashCpu), 0);
 }
 
 TEST_F(SelfTestTest, DisabledPathsAreNotRun) {

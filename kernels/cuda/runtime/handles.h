@@ -1,4 +1,4 @@
-// Owners of CUDA streams and events.
+// Owners of CUDA streams, events and small pieces of device memory.
 #ifndef ATTN_KERNELS_CUDA_RUNTIME_HANDLES_H_
 #define ATTN_KERNELS_CUDA_RUNTIME_HANDLES_H_
 
@@ -63,6 +63,37 @@ class Event {
  private:
   Driver* driver_ = nullptr;
   cudaEvent_t event_ = nullptr;
+};
+
+// Memory of the device that was current when it was made; uninitialised. For what lives long: calls
+// take theirs from a MemoryPool.
+class DeviceBlock {
+ public:
+  static absl::StatusOr<DeviceBlock> Create(Driver* driver, int64_t bytes) {
+    DeviceBlock memory;
+    if (absl::Status s =
+            ToStatus(driver->Malloc(&memory.data_, static_cast<size_t>(bytes)), "cudaMalloc");
+        !s.ok()) {
+      return s;
+    }
+    memory.driver_ = driver;
+    return memory;
+  }
+  DeviceBlock() = default;
+  DeviceBlock(DeviceBlock&& other) noexcept { *this = std::move(other); }
+  DeviceBlock& operator=(DeviceBlock&& other) noexcept {
+    std::swap(driver_, other.driver_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~DeviceBlock() {
+    if (driver_ != nullptr) driver_->Free(data_);
+  }
+  void* get() const { return data_; }
+
+ private:
+  Driver* driver_ = nullptr;
+  void* data_ = nullptr;
 };
 
 }  // namespace attn::cuda

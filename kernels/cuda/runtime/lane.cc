@@ -41,6 +41,10 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(Driver* driver, MemoryPool* p
   absl::StatusOr<Stream> stream = Stream::Create(driver);
   if (!stream.ok()) return stream.status();
   lane->stream_ = *std::move(stream);
+  absl::StatusOr<DeviceBlock> counters = DeviceBlock::Create(driver, kCounterBytes);
+  if (!counters.ok()) return counters.status();
+  lane->counters_ = *std::move(counters);
+  if (absl::Status s = ToStatus(lane->ZeroCounters(driver), "zeroing counters"); !s.ok()) return s;
   for (Event* event : {&lane->begin, &lane->kernels_begin, &lane->kernels_end, &lane->end}) {
     absl::StatusOr<Event> made = Event::Create(driver);
     if (!made.ok()) return made.status();
@@ -52,6 +56,10 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(Driver* driver, MemoryPool* p
     }
   }
   return lane;
+}
+
+cudaError_t Lane::ZeroCounters(Driver* driver) {
+  return driver->Fill(counters_.get(), 0, static_cast<size_t>(kCounterBytes), stream_.get());
 }
 
 absl::Status Uploader::NextChunk() {

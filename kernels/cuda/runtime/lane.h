@@ -15,6 +15,9 @@
 
 namespace attn::cuda {
 
+// Of the counters by which thread blocks of one kernel share out work.
+inline constexpr int64_t kCounterBytes = 256;
+
 // Used by one thread at a time.
 class Lane {
  public:
@@ -34,6 +37,10 @@ class Lane {
   static absl::StatusOr<std::unique_ptr<Lane>> Create(Driver* driver, MemoryPool* pinned);
 
   cudaStream_t stream() const { return stream_.get(); }
+  // kCounterBytes of device memory: zero between calls, which kernels see to.
+  uint32_t* counters() const { return static_cast<uint32_t*>(counters_.get()); }
+  // Enqueues zeroing them, for when it is not sure that the latest call's kernels ran to their end.
+  cudaError_t ZeroCounters(Driver* driver);
   std::array<Chunk, kChunks>& upload_chunks() { return upload_; }
   std::array<Chunk, kChunks>& download_chunks() { return download_; }
 
@@ -42,6 +49,7 @@ class Lane {
 
  private:
   Stream stream_;
+  DeviceBlock counters_;
   std::array<Chunk, kChunks> upload_, download_;
 };
 

@@ -4,55 +4,19 @@
 #include <string>
 
 #include "kernels/api/text.h"
+#include "kernels/cuda/common/merge.h"
+#include "kernels/cuda/common/rejector.h"
 #include "kernels/cuda/sm80/plan.h"
 
 namespace attn::cuda {
 namespace sm80 {
 namespace {
 
-constexpr int64_t kMaxFlashHeadDim = 256;
-constexpr int64_t kMaskMultiple = 64;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;  // of a grid
-
-template <class T>
-T* At(std::byte* base, int64_t offset) {
-  return reinterpret_cast<T*>(base + offset);
-}
-
-class Rejector {
- public:
-  explicit Rejector(std::vector<Rejection>* rejections) : rejections_(rejections) {}
-
-  void Add(Reason reason, std::string detail) {
-    rejections_->push_back({PathId::kFlashSm80, reason, std::move(detail)});
-  }
-
-  void HeadDim(std::string_view field, int64_t value) {
-    if (value > kMaxFlashHeadDim) {
-      Add(Reason::kHeadDimUnsupported, Cat(field, " ", value, " > ", kMaxFlashHeadDim));
-    } else if (value % 8 != 0) {
-      Add(Reason::kHeadDimUnsupported, Cat(field, " ", value, " not a multiple of 8"));
-    }
-  }
-
-  void MaskBlock(std::string_view field, int64_t value) {
-    if (value % kMaskMultiple == 0) return;
-    Add(Reason::kOptionUnsupported,
-        Cat("block_mask.", field, " ", value, " not a multiple of ", kMaskMultiple));
-  }
-
-  void Length(std::string_view field, int64_t value) {
-    if (value < kMaxSeqlen) return;
-    Add(Reason::kOptionUnsupported, Cat(field, " ", value, " >= ", kMaxSeqlen));
-  }
-
- private:
-  std::vector<Rejection>* const rejections_;
-};
 
 ForwardParams MakeForwardParams(const AttentionProblem& p, const ForwardTensors& t,
                                 const Launch& launch, const ForwardPlan& plan) {
-  const ForwardWorkspace workspace = PlanForwardWorkspace(p, plan);
+  const SplitWorkspace workspace = PlanSplitWorkspace(p, plan.splits);
   return {.q = t.q,
           .k = t.k,
           .v = t.v,
@@ -73,8 +37,8 @@ ForwardParams MakeForwardParams(const AttentionProblem& p, const ForwardTensors&
           .tiles = plan.tiles,
           .splits = plan.splits,
           .split_tiles = plan.split_tiles,
-          .partial_out = At<float>(launch.workspace, workspace.partial_out),
-          .partial_lse = At<float>(launch.workspace, workspace.partial_lse),
+          .partial_out = RegionAt<float>(launch.workspace, workspace.partial_out),
+          .partial_lse = RegionAt<float>(launch.workspace, workspace.partial_lse),
           .partial_rows = p.num_heads * p.total_q,
           .score = MakeScoreParams(p)};
 }
@@ -94,10 +58,11 @@ BackwardParams MakeBackwardParams(const AttentionProblem& p, const BackwardTenso
           .lse = t.lse,
           .dlse = p.has_dlse ? t.dlse : nullptr,
           .out_fp32 = p.bwd_out_dtype == DType::kFp32,
-          .lse2 = At<float>(launch.workspace, workspace.lse2),
-          .delta = At<float>(launch.workspace, workspace.delta),
-          .dq_accumulator =
-              p.deterministic ? nullptr : At<float>(launch.workspace, workspace.dq_accumulator),
+          .lse2 = RegionAt<float>(launch.workspace, workspace.lse2),
+          .delta = RegionAt<float>(launch.workspace, workspace.delta),
+          .dq_accumulator = p.deterministic
+                                ? nullptr
+                                : RegionAt<float>(launch.workspace, workspace.dq_accumulator),
           .padded_rows = PaddedRows(p),
           .dq = t.dq,
           .dk = t.dk,
@@ -137,23 +102,13 @@ class FlashSm80Path final : public DevicePath {
 
   void AppendRejections(const AttentionProblem& p, Pass pass, const DeviceProperties& device,
                         std::vector<Rejection>* rejections) const override {
-    Rejector reject(rejections);
+    Rejector reject(path(), rejections);
     const size_t before = rejections->size();
     if (device.capability() < 80) {
       reject.Add(Reason::kArchUnsupported,
                  Cat("compute capability ", device.major, ".", device.minor, " < 8.0"));
     }
-    if (p.dtype != DType::kFp16 && p.dtype != DType::kBf16) {
-      reject.Add(Reason::kDtypeUnsupported, Cat(Name(p.dtype), ", not FP16 or BF16"));
-    }
-    reject.HeadDim("head_dim", p.head_dim);
-    reject.HeadDim("head_dim_v", p.head_dim_v);
-    reject.Length("seqlen_q", p.seqlen_q);
-    reject.Length("seqlen_k", p.seqlen_k);
-    if (p.block_mask) {
-      reject.MaskBlock("block_q", p.block_mask->block_q);
-      reject.MaskBlock("block_k", p.block_mask->block_k);
-    }
+    reject.FlashShape(p);
     if (pass == Pass::kBackward && p.bwd_dout_dtype != p.dtype) {
       reject.Add(Reason::kOptionUnsupported,
                  Cat("dout ", Name(p.bwd_dout_dtype), " with q ", Name(p.dtype)));
@@ -164,10 +119,7 @@ class FlashSm80Path final : public DevicePath {
     const int shared = pass == Pass::kForward
                            ? tile.forward[static_cast<int>(ModeOf(p))].shared_bytes
                            : BackwardShared(p, kernels, device);
-    if (shared > device.shared_bytes) {
-      reject.Add(Reason::kArchUnsupported, Cat("needs ", shared, " bytes of shared memory > ",
-                                               device.shared_bytes, " of the device"));
-    }
+    reject.SharedMemory(shared, device);
     const int64_t blocks = CeilDiv(std::max(p.seqlen_q, p.seqlen_k), 32) * p.num_heads * p.batch;
     if (blocks > kMaxBlocks) {
       reject.Add(Reason::kOptionUnsupported,
@@ -178,14 +130,8 @@ class FlashSm80Path final : public DevicePath {
   std::string KernelId(const AttentionProblem& p, Pass pass,
                        const DeviceProperties& device) const override {
     const TileInfo& tile = KernelsFor(p).tile;
-    std::string id = Cat("sm80_", pass == Pass::kForward ? "fwd" : "bwd", "_", LowerName(p.dtype),
-                         "_d", tile.head_dim);
-    if (tile.head_dim_v != tile.head_dim) id += Cat("x", tile.head_dim_v);
-    if (p.window_left < kUnlimited) {
-      id += "_window";
-    } else if (p.window_right < kUnlimited) {
-      id += "_causal";
-    }
+    std::string id = Cat("sm80_", pass == Pass::kForward ? "fwd_" : "bwd_",
+                         TileName(p, tile.head_dim, tile.head_dim_v));
     const Mode mode = ModeOf(p);
     if (mode != Mode::kPlain) id += mode == Mode::kDropout ? "_dropout" : "_options";
     if (pass == Pass::kBackward) return p.deterministic ? id + "_deterministic" : id;
@@ -197,7 +143,7 @@ class FlashSm80Path final : public DevicePath {
   int64_t WorkspaceBytes(const AttentionProblem& p, Pass pass,
                          const DeviceProperties& device) const override {
     const TileInfo& tile = KernelsFor(p).tile;
-    return pass == Pass::kForward ? PlanForwardWorkspace(p, PlanForward(p, tile, device)).bytes
+    return pass == Pass::kForward ? PlanSplitWorkspace(p, PlanForward(p, tile, device).splits).bytes
                                   : PlanBackwardWorkspace(p, tile).bytes;
   }
 
@@ -218,8 +164,9 @@ class FlashSm80Path final : public DevicePath {
         !s.ok() || plan.splits == 1) {
       return s;
     }
-    return ToStatus(LaunchMerge(params, p.dtype, launch.device->major >= 9, launch.stream),
-                    "flash_sm80 merge");
+    return ToStatus(
+        LaunchMerge(MergeParamsOf(params), p.dtype, launch.device->major >= 9, launch.stream),
+        "flash_sm80 merge");
   }
 
   absl::Status Backward(const AttentionProblem& p, const BackwardTensors& tensors,

@@ -6,7 +6,6 @@
 
 namespace attn::cuda::sm80 {
 
-inline constexpr int kMaxSplits = 128;           // of the keys
 inline constexpr int kPrepareRowsPerBlock = 32;  // of the padded row space
 
 // What Forward and Backward are compiled for. kPlain: the softmax scale folds into the exponent's

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <type_traits>
 
+#include "kernels/cuda/common/allow_shared.h"
 #include "kernels/cuda/sm80/backward.cuh"
 #include "kernels/cuda/sm80/backward_rows.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
@@ -14,20 +15,6 @@
 #include "kernels/cuda/sm80/tiles.h"
 
 namespace attn::cuda::sm80 {
-
-// Lets a kernel use `bytes` of shared memory on the current device; asks the driver once per
-// device.
-template <class Kernel>
-cudaError_t AllowShared(Kernel kernel, int bytes, std::atomic<uint64_t>* allowed) {
-  int device = 0;
-  if (cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if ((allowed->load(std::memory_order_relaxed) & bit) != 0) return cudaSuccess;
-  const cudaError_t e =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (e == cudaSuccess) allowed->fetch_or(bit, std::memory_order_relaxed);
-  return e;
-}
 
 template <DType kType, int kHeadDim, int kHeadDimV>
 class Launcher {

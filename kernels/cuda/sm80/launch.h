@@ -47,9 +47,6 @@ struct Kernels {
 template <DType kType, int kHeadDim, int kHeadDimV>
 const Kernels& KernelsOf();
 
-// Merges the partial results of split keys. early: the device is 9.0 or later, and the kernel may
-// be launched before the one that makes the parts has ended.
-cudaError_t LaunchMerge(const ForwardParams& params, DType type, bool early, cudaStream_t stream);
 cudaError_t LaunchSinkGradient(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace attn::cuda::sm80

@@ -6,12 +6,11 @@
 #include <cstdint>
 
 #include "kernels/api/backend.h"
+#include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/sm80/launch.h"
 
 namespace attn::cuda::sm80 {
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The kernels for the element type and the smallest tile that holds both head dims. p.dtype is FP16
 // or BF16; head dims are at most 256.
@@ -24,8 +23,7 @@ const BackwardKernels& BackwardFor(const Kernels& kernels, const DevicePropertie
 // The kernels that the call needs.
 Mode ModeOf(const AttentionProblem& p);
 
-// How a forward pass runs. Few rows leave multiprocessors idle: then each walks over a part of the
-// keys, and the parts are merged.
+// How a forward pass runs.
 struct ForwardPlan {
   bool decode = false;  // the kernel for few queries: seqlen_q up to kDecodeQueries
   int tiles = 0;        // query tiles of a head; decode: row tiles of a kv head
@@ -38,10 +36,6 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
 
 // Regions of the workspace, in bytes from its start; `bytes` in all. Regions start at multiples of
 // 256.
-struct ForwardWorkspace {
-  int64_t partial_out = 0, partial_lse = 0, bytes = 0;
-};
-ForwardWorkspace PlanForwardWorkspace(const AttentionProblem& p, const ForwardPlan& plan);
 struct BackwardWorkspace {
   int64_t lse2 = 0, delta = 0, dq_accumulator = 0, bytes = 0;
 };

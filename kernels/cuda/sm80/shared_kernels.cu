@@ -2,7 +2,6 @@
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/ptx/math.cuh"
 #include "kernels/cuda/sm80/launch.h"
-#include "kernels/cuda/sm80/merge.cuh"
 
 namespace attn::cuda::sm80 {
 namespace {
@@ -29,21 +28,6 @@ __global__ void __launch_bounds__(kSinkThreads)
 }
 
 }  // namespace
-
-cudaError_t LaunchMerge(const ForwardParams& p, DType type, bool early, cudaStream_t stream) {
-  if (p.partial_rows == 0) return cudaSuccess;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.partial_rows));
-  config.blockDim = dim3(kMergeThreads);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
-  return type == DType::kBf16 ? cudaLaunchKernelEx(&config, &Merge<__nv_bfloat16>, p)
-                              : cudaLaunchKernelEx(&config, &Merge<__half>, p);
-}
 
 cudaError_t LaunchSinkGradient(const BackwardParams& p, cudaStream_t stream) {
   SinkGradient<<<p.num_heads, kSinkThreads, 0, stream>>>(p);

@@ -208,7 +208,8 @@ def process_group(*popen_args, **popen_kwargs):
 def absent_cuda_paths():
     """Why each CUDA path of this build is off on a host without a GPU: {path: reason}."""
     built = os.environ.get("ATTN_HAVE_CUDA") == "1"
-    return {"flash_sm90": "NOT_BUILT",
+    sm90 = os.environ.get("ATTN_HAVE_SM90") == "1"
+    return {"flash_sm90": "NO_CUDA_DEVICE" if sm90 else "NOT_BUILT",
             "flash_sm80": "NO_CUDA_DEVICE" if built else "NOT_BUILT",
             "standard_cuda": "NO_CUDA_DEVICE" if built else "NOT_BUILT"}
 

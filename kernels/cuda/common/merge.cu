@@ -1,17 +1,15 @@
 // Merges the partial results of split keys: lse = log sum exp lse_s, out = sum of exp(lse_s - lse)
 // out_s.
-#ifndef ATTN_KERNELS_CUDA_SM80_MERGE_CUH_
-#define ATTN_KERNELS_CUDA_SM80_MERGE_CUH_
-
+#include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/ptx/math.cuh"
-#include "kernels/cuda/sm80/kernel_params.h"
 
-namespace attn::cuda::sm80 {
+namespace attn::cuda {
+namespace {
 
-inline constexpr int kMergeThreads = 128;
+constexpr int kMergeThreads = 128;
 static_assert(kMaxSplits <= kMergeThreads);  // a thread per split
 
 // The largest value or the sum over the block. Leaves `shared` in use until the next barrier.
@@ -33,7 +31,7 @@ __device__ __forceinline__ float BlockReduce(float x, float* shared) {
 // One block per row of the lse-shaped space. Half the threads take the even splits, half the odd
 // ones.
 template <class T>
-__global__ void __launch_bounds__(kMergeThreads) Merge(const __grid_constant__ ForwardParams p) {
+__global__ void __launch_bounds__(kMergeThreads) Merge(const __grid_constant__ MergeParams p) {
   __shared__ float weights[kMaxSplits], largest[kMergeThreads / 32], sums[kMergeThreads / 32];
   __shared__ float2 odd[kMergeThreads / 2];
   const int64_t row = blockIdx.x;
@@ -47,7 +45,7 @@ __global__ void __launch_bounds__(kMergeThreads) Merge(const __grid_constant__ F
       thread < p.splits ? p.partial_lse[thread * p.partial_rows + row] : -CUDART_INF_F;
   const float top = BlockReduce<true>(part, largest);
   const bool valid = top != CUDART_INF_F;  // +infinity marks rows beyond len_q
-  const float sink = valid && p.score.sinks != nullptr ? __ldg(p.score.sinks + h) : -CUDART_INF_F;
+  const float sink = valid && p.sinks != nullptr ? __ldg(p.sinks + h) : -CUDART_INF_F;
   const bool has_keys = valid && top != -CUDART_INF_F;
   const float base = has_keys ? fmaxf(top, sink) : 0.0f;
   const float weight = has_keys ? ptx::Exp2((part - base) * kLog2E) : 0.0f;
@@ -82,6 +80,21 @@ __global__ void __launch_bounds__(kMergeThreads) Merge(const __grid_constant__ F
   }
 }
 
-}  // namespace attn::cuda::sm80
+}  // namespace
 
-#endif  // ATTN_KERNELS_CUDA_SM80_MERGE_CUH_
+cudaError_t LaunchMerge(const MergeParams& p, DType type, bool early, cudaStream_t stream) {
+  if (p.partial_rows == 0) return cudaSuccess;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(p.partial_rows));
+  config.blockDim = dim3(kMergeThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return type == DType::kBf16 ? cudaLaunchKernelEx(&config, &Merge<__nv_bfloat16>, p)
+                              : cudaLaunchKernelEx(&config, &Merge<__half>, p);
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,69 @@
+#include "kernels/cuda/common/plan.h"
+
+#include "kernels/api/text.h"
+#include "kernels/cuda/common/merge.h"
+
+namespace attn::cuda {
+
+std::string TileName(const AttentionProblem& p, int head_dim, int head_dim_v) {
+  std::string name = Cat(LowerName(p.dtype), "_d", head_dim);
+  if (head_dim_v != head_dim) name += Cat("x", head_dim_v);
+  if (p.window_left < kUnlimited) {
+    name += "_window";
+  } else if (p.window_right < kUnlimited) {
+    name += "_causal";
+  }
+  return name;
+}
+
+KeySplits SplitKeys(const AttentionProblem& p, int64_t tiles, int64_t slots, int64_t enough,
+                    int64_t tile_k, int64_t turn) {
+  // A split of fewer tiles spends its time on the prologue and the merge.
+  constexpr int64_t kMinTiles = 4;
+  int64_t longest = 0;
+  for (const Sequence& s : p.sequences) longest = std::max(longest, s.len_k);
+  const int64_t key_tiles = CeilDiv(longest, tile_k);
+  KeySplits keys{.splits = 1, .split_tiles = static_cast<int>(key_tiles)};
+  if (tiles == 0 || tiles >= enough || key_tiles < 2 * kMinTiles) return keys;
+  const int64_t wanted =
+      std::min({slots / tiles, key_tiles / kMinTiles, static_cast<int64_t>(kMaxSplits)});
+  if (wanted < 2) return keys;
+  keys.split_tiles = static_cast<int>(CeilDiv(CeilDiv(key_tiles, wanted), turn) * turn);
+  keys.splits = static_cast<int>(CeilDiv(key_tiles, keys.split_tiles));
+  return keys;
+}
+
+SplitWorkspace PlanSplitWorkspace(const AttentionProblem& p, int splits) {
+  SplitWorkspace w;
+  if (splits == 1) return w;
+  const int64_t rows = p.num_heads * p.total_q * splits;
+  w.partial_lse = AlignRegion(rows * p.head_dim_v * 4);
+  w.bytes = w.partial_lse + AlignRegion(rows * 4);
+  return w;
+}
+
+TileModel ForwardTraffic(const AttentionProblem& p, const ForwardLoops& loops) {
+  const int64_t q_row = p.head_dim * SizeOf(p.dtype);
+  const int64_t kv_row = (p.head_dim + p.head_dim_v) * SizeOf(p.dtype);
+  const int64_t out_row = p.head_dim_v * SizeOf(p.out_dtype);
+  return SumOver(p, [&](int64_t b, int64_t h) {
+    int64_t loaded = 0;
+    ForQueryTiles(p, b, h, loops.tile_q, loops.tile_k, [&](int64_t rows, int64_t keys, int64_t) {
+      // Each split loads the queries again; one that sees no key loads none.
+      loaded += rows * q_row * loops.splits;
+      if (h % loops.heads_per_read == 0) loaded += keys * kv_row * loops.key_reads;
+      if (p.bias) loaded += rows * keys * SizeOf(p.bias->dtype);
+    });
+    const int64_t rows = p.sequences[b].rows_q;
+    int64_t stored = rows * (out_row + 4);
+    if (loops.splits > 1) {
+      const int64_t partial = rows * loops.splits * (p.head_dim_v + 1) * 4;
+      stored += partial;
+      loaded += partial;
+    }
+    return TileModel{.loaded_bytes = static_cast<uint64_t>(loaded),
+                     .stored_bytes = static_cast<uint64_t>(stored)};
+  });
+}
+
+}  // namespace attn::cuda

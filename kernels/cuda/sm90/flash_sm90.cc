@@ -1,0 +1,147 @@
+#include "kernels/cuda/sm90/flash_sm90.h"
+
+#include <string>
+
+#include "kernels/api/text.h"
+#include "kernels/cuda/common/merge.h"
+#include "kernels/cuda/common/plan.h"
+#include "kernels/cuda/common/rejector.h"
+#include "kernels/cuda/sm90/plan.h"
+#include "kernels/cuda/sm90/tensor_map.h"
+
+namespace attn::cuda {
+namespace sm90 {
+namespace {
+
+constexpr int64_t kMaxWork =
+    (int64_t{1} << 31) - 1;  // counted in uint32, with a CTA's share to spare
+
+struct NamedSlot {
+  std::string_view name;
+  Slot slot;
+};
+constexpr NamedSlot kInputs[] = {{"q", kSlotQ}, {"k", kSlotK}, {"v", kSlotV}};
+
+// All but the tensor maps.
+ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, const Launch& launch,
+                         const ForwardPlan& plan) {
+  const SplitWorkspace workspace = PlanSplitWorkspace(p, plan.splits);
+  return {.q = {},
+          .k = {},
+          .v = {},
+          .out = t.out,
+          .lse = t.lse,
+          .out_strides = ContiguousStrides(p, p.seqlen_q, p.num_heads, p.head_dim_v),
+          .sequences = MakeSequenceParams(p, launch.sequences),
+          .lse_head = LseHeadStride(p),
+          .num_heads = static_cast<int32_t>(p.num_heads),
+          .group = static_cast<int32_t>(MapGroup(p)),
+          .head_dim_v = static_cast<int32_t>(p.head_dim_v),
+          .out_fp32 = p.out_dtype == DType::kFp32,
+          .loose_keys = HasLooseKeys(p),
+          .last_first = p.window_right < kUnlimited,
+          .tiles = static_cast<int32_t>(plan.tiles),
+          .section = static_cast<int32_t>(plan.section),
+          .work = static_cast<uint32_t>(plan.work),
+          .counters = launch.counters,
+          .splits = plan.splits,
+          .split_tiles = plan.split_tiles,
+          .partial_out = RegionAt<float>(launch.workspace, workspace.partial_out),
+          .partial_lse = RegionAt<float>(launch.workspace, workspace.partial_lse),
+          .partial_rows = p.num_heads * p.total_q,
+          .score = MakeScoreParams(p)};
+}
+
+absl::Status EncodeMaps(const AttentionProblem& p, const ForwardTensors& t, const ForwardPlan& plan,
+                        ForwardParams* params) {
+  const auto encode = [&p](Slot slot, const void* data, int rows, CUtensorMap* map) {
+    return EncodeTensorMap(MapInput(p, slot), data, p.dtype, rows, map);
+  };
+  if (absl::Status s = encode(kSlotQ, t.q, plan.tile_q, &params->q); !s.ok()) return s;
+  if (absl::Status s = encode(kSlotK, t.k, plan.tile_k, &params->k); !s.ok()) return s;
+  return encode(kSlotV, t.v, plan.tile_k, &params->v);
+}
+
+class FlashSm90Path final : public DevicePath {
+ public:
+  PathId path() const override { return PathId::kFlashSm90; }
+
+  void AppendRejections(const AttentionProblem& p, Pass pass, const DeviceProperties& device,
+                        std::vector<Rejection>* rejections) const override {
+    Rejector reject(path(), rejections);
+    const size_t before = rejections->size();
+    if (device.capability() != 90) {
+      reject.Add(Reason::kArchUnsupported,
+                 Cat("compute capability ", device.major, ".", device.minor, ", not 9.0"));
+    }
+    reject.FlashShape(p);
+    if (pass == Pass::kBackward) {
+      reject.Add(Reason::kNotBuilt, "pass backward: this binary has no such kernel of flash_sm90");
+    } else if (p.seqlen_q <= kDecodeQueries) {
+      reject.Add(Reason::kOptionUnsupported, Cat("seqlen_q ", p.seqlen_q, " <= ", kDecodeQueries,
+                                                 ": flash_sm80 has a kernel for few queries"));
+    }
+    for (const NamedSlot& input : kInputs) {
+      std::string obstacle = MapObstacle(input.name, MapInput(p, input.slot));
+      if (!obstacle.empty()) reject.Add(Reason::kAlignment, std::move(obstacle));
+    }
+    if (rejections->size() > before) return;
+    const Kernels& kernels = KernelsFor(p);
+    reject.SharedMemory(kernels.forward_info[static_cast<int>(ModeOf(p))].shared_bytes, device);
+    const int64_t work = PlanForward(p, kernels, device).work;
+    if (work > kMaxWork) {
+      reject.Add(Reason::kOptionUnsupported,
+                 Cat("batch * num_heads * seqlen_q: ", work, " tiles > ", kMaxWork));
+    }
+  }
+
+  std::string KernelId(const AttentionProblem& p, Pass pass,
+                       const DeviceProperties& device) const override {
+    const Kernels& kernels = KernelsFor(p);
+    std::string id = Cat("sm90_fwd_", TileName(p, kernels.head_dim, kernels.head_dim_v));
+    if (ModeOf(p) == Mode::kOptions) id += "_options";
+    const ForwardPlan plan = PlanForward(p, kernels, device);
+    return plan.splits > 1 ? Cat(id, "_split", plan.splits) : id;
+  }
+
+  int64_t WorkspaceBytes(const AttentionProblem& p, Pass pass,
+                         const DeviceProperties& device) const override {
+    return PlanSplitWorkspace(p, PlanForward(p, KernelsFor(p), device).splits).bytes;
+  }
+
+  TileModel Model(const AttentionProblem& p, Pass pass,
+                  const DeviceProperties& device) const override {
+    const Kernels& kernels = KernelsFor(p);
+    return ModelForward(p, kernels, PlanForward(p, kernels, device));
+  }
+
+  absl::Status Forward(const AttentionProblem& p, const ForwardTensors& tensors,
+                       const Launch& launch) const override {
+    const Kernels& kernels = KernelsFor(p);
+    const ForwardPlan plan = PlanForward(p, kernels, *launch.device);
+    if (plan.work == 0) return absl::OkStatus();
+    ForwardParams params = MakeParams(p, tensors, launch, plan);
+    if (absl::Status s = EncodeMaps(p, tensors, plan, &params); !s.ok()) return s;
+    if (absl::Status s = ToStatus(kernels.forward(params, ModeOf(p), plan.ctas, launch.stream),
+                                  "flash_sm90 forward");
+        !s.ok() || plan.splits == 1) {
+      return s;
+    }
+    return ToStatus(LaunchMerge(MergeParamsOf(params), p.dtype, /*early=*/true, launch.stream),
+                    "flash_sm90 merge");
+  }
+
+  absl::Status Backward(const AttentionProblem&, const BackwardTensors&,
+                        const Launch&) const override {
+    return absl::InternalError("flash_sm90 has no backward kernel");
+  }
+};
+
+}  // namespace
+}  // namespace sm90
+
+std::shared_ptr<const DevicePath> MakeFlashSm90Path() {
+  return std::make_shared<sm90::FlashSm90Path>();
+}
+
+}  // namespace attn::cuda

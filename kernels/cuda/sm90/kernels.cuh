@@ -1,0 +1,73 @@
+// KernelsOf(): what instance.cu.in instantiates.
+#ifndef ATTN_KERNELS_CUDA_SM90_KERNELS_CUH_
+#define ATTN_KERNELS_CUDA_SM90_KERNELS_CUH_
+
+#include <atomic>
+#include <type_traits>
+
+#include "kernels/cuda/common/allow_shared.h"
+#include "kernels/cuda/sm90/forward.cuh"
+#include "kernels/cuda/sm90/launch.h"
+#include "kernels/cuda/sm90/tiles.h"
+
+namespace attn::cuda::sm90 {
+
+template <DType kType, int kHeadDim, int kHeadDimV>
+class Launcher {
+  using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
+  using Table = Tiles<kHeadDim, kHeadDimV>;
+  template <Mode kMode>
+  using ForwardOf = ForwardTraits<
+      T,
+      std::conditional_t<kMode == Mode::kFull, typename Table::Full,
+                         std::conditional_t<kMode == Mode::kLimited, typename Table::Limited,
+                                            typename Table::Options>>,
+      kMode>;
+
+  template <Mode kMode>
+  static cudaError_t RunForwardOf(const ForwardParams& p, int ctas, cudaStream_t stream) {
+    using Traits = ForwardOf<kMode>;
+    static std::atomic<uint64_t> allowed{0};
+    if (cudaError_t e = AllowShared(&Forward<Traits>, Traits::kSharedBytes, &allowed);
+        e != cudaSuccess) {
+      return e;
+    }
+    Forward<Traits><<<ctas, Traits::kThreads, Traits::kSharedBytes, stream>>>(p);
+    return cudaGetLastError();
+  }
+
+  static cudaError_t RunForward(const ForwardParams& p, Mode mode, int ctas, cudaStream_t stream) {
+    switch (mode) {
+      case Mode::kFull:
+        return RunForwardOf<Mode::kFull>(p, ctas, stream);
+      case Mode::kLimited:
+        return RunForwardOf<Mode::kLimited>(p, ctas, stream);
+      case Mode::kOptions:
+        break;
+    }
+    return RunForwardOf<Mode::kOptions>(p, ctas, stream);
+  }
+
+  template <Mode kMode>
+  static constexpr ForwardInfo InfoOf() {
+    using Traits = ForwardOf<kMode>;
+    return {
+        .queries = Traits::kQueries, .keys = Traits::kKeys, .shared_bytes = Traits::kSharedBytes};
+  }
+
+ public:
+  static constexpr Kernels kKernels = {
+      .head_dim = kHeadDim,
+      .head_dim_v = kHeadDimV,
+      .forward_info = {InfoOf<Mode::kFull>(), InfoOf<Mode::kLimited>(), InfoOf<Mode::kOptions>()},
+      .forward = &RunForward};
+};
+
+template <DType kType, int kHeadDim, int kHeadDimV>
+const Kernels& KernelsOf() {
+  return Launcher<kType, kHeadDim, kHeadDimV>::kKernels;
+}
+
+}  // namespace attn::cuda::sm90
+
+#endif  // ATTN_KERNELS_CUDA_SM90_KERNELS_CUH_

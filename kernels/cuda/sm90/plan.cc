@@ -1,0 +1,95 @@
+#include "kernels/cuda/sm90/plan.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/common/merge.h"
+#include "kernels/cuda/common/plan.h"
+
+namespace attn::cuda::sm90 {
+namespace {
+
+static_assert(kMaxSplits >= cuda::kMaxSplits);
+
+template <DType kType>
+const Kernels& KernelsForDims(int64_t d, int64_t dv) {
+  if (d <= 64 && dv <= 64) return KernelsOf<kType, 64, 64>();
+  if (d <= 96 && dv <= 96) return KernelsOf<kType, 96, 96>();
+  if (d <= 128 && dv <= 128) return KernelsOf<kType, 128, 128>();
+  if (d <= 192 && dv <= 128) return KernelsOf<kType, 192, 128>();
+  if (d <= 192 && dv <= 192) return KernelsOf<kType, 192, 192>();
+  return KernelsOf<kType, 256, 256>();
+}
+
+bool OneHeadStored(const AttentionProblem& p) {
+  return p.num_kv_heads > 1 && p.k.head == 0 && p.v.head == 0;
+}
+
+// Where tiles differ in length the longest go first, all heads' before all heads' next: so many
+// heads at a time that their keys and values stay in L2, about half of it, beside queries and
+// outputs that pass through. Tiles of equal length go head by head.
+int64_t Section(const AttentionProblem& p, const DeviceProperties& device) {
+  if (p.window_right >= kUnlimited) return 1;
+  const int64_t bytes =
+      p.seqlen_k * (p.head_dim + p.head_dim_v) * SizeOf(p.dtype) / MapGroup(p);  // of a query head
+  const int64_t heads = device.l2_bytes / 2 / std::max<int64_t>(bytes, 1);
+  return std::clamp<int64_t>(heads, 1, std::max<int64_t>(1, p.num_heads * p.batch));
+}
+
+}  // namespace
+
+const Kernels& KernelsFor(const AttentionProblem& p) {
+  return p.dtype == DType::kBf16 ? KernelsForDims<DType::kBf16>(p.head_dim, p.head_dim_v)
+                                 : KernelsForDims<DType::kFp16>(p.head_dim, p.head_dim_v);
+}
+
+Mode ModeOf(const AttentionProblem& p) {
+  if (p.softcap > 0.0f || p.alibi || p.bias || p.dropout || !(p.softmax_scale > 0.0f)) {
+    return Mode::kOptions;
+  }
+  const bool limited = p.window_left < kUnlimited || p.window_right < kUnlimited || p.block_mask;
+  return limited ? Mode::kLimited : Mode::kFull;
+}
+
+ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
+                        const DeviceProperties& device) {
+  const ForwardInfo& tile = kernels.forward_info[static_cast<int>(ModeOf(p))];
+  ForwardPlan plan{.tile_q = tile.queries, .tile_k = tile.keys};
+  plan.tiles = CeilDiv(p.seqlen_q, tile.queries);
+  int64_t tiles = 0;
+  for (const Sequence& s : p.sequences) tiles += CeilDiv(s.rows_q, tile.queries) * p.num_heads;
+  const int64_t slots = device.multiprocessors;  // a CTA fills a multiprocessor
+  const KeySplits keys = SplitKeys(p, tiles, slots, slots * 4 / 5, tile.keys);
+  plan.splits = keys.splits;
+  plan.split_tiles = keys.split_tiles;
+  plan.section = Section(p, device);
+  plan.work = plan.tiles * plan.splits * p.num_heads * p.batch;
+  plan.ctas = static_cast<int>(std::min(slots, plan.work));
+  return plan;
+}
+
+bool HasLooseKeys(const AttentionProblem& p) {
+  const int64_t tokens = p.layout == Layout::kBshd ? p.seqlen_k : p.total_k;
+  return std::any_of(p.sequences.begin(), p.sequences.end(), [tokens](const Sequence& s) {
+    return s.len_k > 0 && s.k_token + s.len_k < tokens;
+  });
+}
+
+StridedTensor MapInput(const AttentionProblem& p, Slot slot) {
+  StridedTensor tensor = StridedInput(p, Pass::kForward, slot);
+  if (slot != kSlotQ && OneHeadStored(p)) tensor.heads = 1;
+  return tensor;
+}
+
+int64_t MapGroup(const AttentionProblem& p) { return OneHeadStored(p) ? p.num_heads : p.group(); }
+
+TileModel ModelForward(const AttentionProblem& p, const Kernels& kernels, const ForwardPlan& plan) {
+  TileModel model =
+      ForwardTraffic(p, {.tile_q = plan.tile_q, .tile_k = plan.tile_k, .splits = plan.splits});
+  model.tile_q = plan.tile_q;
+  model.tile_k = plan.tile_k;
+  model.on_chip_elements = (model.tile_q + model.tile_k) * (kernels.head_dim + kernels.head_dim_v) +
+                           model.tile_q * model.tile_k;
+  return model;
+}
+
+}  // namespace attn::cuda::sm90

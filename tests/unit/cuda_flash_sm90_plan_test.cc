@@ -1,0 +1,383 @@
+// What flash_sm90 takes, and what it launches. Planning needs no GPU.
+#ifdef ATTN_HAVE_SM90
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "kernels/api/problem.h"
+#include "kernels/cuda/call_layout.h"
+#include "kernels/cuda/common/plan.h"
+#include "kernels/cuda/sm90/flash_sm90.h"
+#include "kernels/cuda/sm90/plan.h"
+#include "kernels/cuda/sm90/tensor_map.h"
+#include "tests/exactness/call.h"
+#include "tests/unit/api_test_util.h"
+
+namespace attn::cuda::sm90 {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+DeviceProperties H200() {
+  DeviceProperties d;
+  d.major = 9;
+  d.multiprocessors = 132;
+  d.l2_bytes = int64_t{60} << 20;
+  d.shared_bytes = 227 << 10;
+  return d;
+}
+
+struct Shape {
+  int64_t batch = 2, seqlen_q = 256, seqlen_k = 256, heads = 4, kv_heads = 2, dim = 128,
+          dim_v = 128;
+};
+
+AttentionSpec SpecOf(const Shape& s, DType dtype = DType::kBf16) {
+  return BshdSpec({.batch = s.batch,
+                   .seqlen_q = s.seqlen_q,
+                   .seqlen_k = s.seqlen_k,
+                   .num_heads = s.heads,
+                   .num_kv_heads = s.kv_heads,
+                   .head_dim = s.dim,
+                   .head_dim_v = s.dim_v},
+                  dtype);
+}
+
+AttentionProblem ProblemOf(const AttentionSpec& spec) {
+  absl::StatusOr<AttentionProblem> problem = Validate(spec, Pass::kForward);
+  EXPECT_TRUE(problem.ok()) << problem.status();
+  return *std::move(problem);
+}
+
+std::vector<Rejection> Rejections(const AttentionProblem& p, Pass pass = Pass::kForward,
+                                  const DeviceProperties& device = H200()) {
+  std::vector<Rejection> rejections;
+  MakeFlashSm90Path()->AppendRejections(p, pass, device, &rejections);
+  return rejections;
+}
+
+void ExpectRejected(const AttentionProblem& p, Reason reason, const std::string& detail,
+                    Pass pass = Pass::kForward, const DeviceProperties& device = H200()) {
+  const std::vector<Rejection> rejections = Rejections(p, pass, device);
+  ASSERT_EQ(rejections.size(), 1u);
+  EXPECT_EQ(rejections[0], (Rejection{PathId::kFlashSm90, reason, detail}));
+}
+
+std::string Kernel(const AttentionSpec& spec) {
+  return MakeFlashSm90Path()->KernelId(ProblemOf(spec), Pass::kForward, H200());
+}
+
+ForwardPlan PlanOf(const AttentionSpec& spec) {
+  const AttentionProblem p = ProblemOf(spec);
+  return PlanForward(p, KernelsFor(p), H200());
+}
+
+// ---- what it takes
+
+TEST(FlashSm90RejectionsTest, TakesEveryTileAndOption) {
+  for (DType dtype : {DType::kFp16, DType::kBf16}) {
+    for (int64_t dim = 8; dim <= 256; dim += 8) {
+      AttentionSpec spec = SpecOf({.dim = dim, .dim_v = 264 - dim}, dtype);
+      EXPECT_THAT(Rejections(ProblemOf(spec)), IsEmpty()) << dim;
+      spec.causal = true;
+      EXPECT_THAT(Rejections(ProblemOf(spec)), IsEmpty()) << dim;
+      spec.softcap = 20.0f;
+      EXPECT_THAT(Rejections(ProblemOf(spec)), IsEmpty()) << dim;
+    }
+  }
+}
+
+TEST(FlashSm90RejectionsTest, NamesFieldValueAndLimit) {
+  DeviceProperties device = H200();
+  device.major = 10;
+  ExpectRejected(ProblemOf(SpecOf({})), Reason::kArchUnsupported,
+                 "compute capability 10.0, not 9.0", Pass::kForward, device);
+  device = H200();
+  device.shared_bytes = 100 << 10;
+  EXPECT_THAT(Rejections(ProblemOf(SpecOf({})), Pass::kForward, device)[0].detail,
+              HasSubstr("bytes of shared memory > 102400 of the device"));
+  ExpectRejected(ProblemOf(SpecOf({}, DType::kFp32)), Reason::kDtypeUnsupported,
+                 "FP32, not FP16 or BF16");
+  ExpectRejected(ProblemOf(SpecOf({.dim = 264})), Reason::kHeadDimUnsupported,
+                 "head_dim 264 > 256");
+  ExpectRejected(ProblemOf(SpecOf({.seqlen_q = 16})), Reason::kOptionUnsupported,
+                 "seqlen_q 16 <= 16: flash_sm80 has a kernel for few queries");
+  EXPECT_THAT(Rejections(ProblemOf(SpecOf({.seqlen_q = 17}))), IsEmpty());
+  AttentionSpec spec = SpecOf({});
+  spec.block_mask = BlockMaskSpec{
+      .mask = attn::Shape({2, 4, 8, 2}, DType::kUint8), .block_q = 32, .block_k = 128};
+  ExpectRejected(ProblemOf(spec), Reason::kOptionUnsupported,
+                 "block_mask.block_q 32 not a multiple of 64");
+}
+
+TEST(FlashSm90RejectionsTest, BackwardIsNotBuilt) {
+  AttentionSpec spec = SpecOf({});
+  spec.out = spec.dout = spec.q;
+  spec.lse = attn::Shape({2, 4, 256});
+  const absl::StatusOr<AttentionProblem> p = Validate(spec, Pass::kBackward);
+  ASSERT_TRUE(p.ok()) << p.status();
+  ExpectRejected(*p, Reason::kNotBuilt,
+                 "pass backward: this binary has no such kernel of flash_sm90", Pass::kBackward);
+  EXPECT_THAT(Rejections(*p, Pass::kForward), IsEmpty());
+}
+
+// 2^31 tiles of work: counted before anything is launched.
+TEST(FlashSm90RejectionsTest, TooMuchWorkForItsCounter) {
+  AttentionSpec spec = SpecOf({.batch = 1 << 20, .seqlen_q = 128, .heads = 2048, .kv_heads = 2048});
+  const std::vector<Rejection> rejections = Rejections(ProblemOf(spec));
+  ASSERT_FALSE(rejections.empty());
+  EXPECT_EQ(rejections.back().reason, Reason::kOptionUnsupported);
+  EXPECT_THAT(rejections.back().detail, HasSubstr("tiles > 2147483647"));
+}
+
+// ---- tensor maps
+
+StridedTensor Strided(Strides strides) {
+  return {.element_bytes = 2, .batch = 2, .tokens = 10, .heads = 3, .dim = 64, .strides = strides};
+}
+
+TEST(TensorMapTest, ObstaclesNameTensorAxisValueAndLimit) {
+  EXPECT_EQ(MapObstacle("q", Strided({.batch = 1920, .token = 192, .head = 64})), "");
+  EXPECT_EQ(MapObstacle("q", Strided({.batch = 1920, .token = 192, .head = 68})),
+            "q stride of heads 136 bytes, not a multiple of 16");
+  EXPECT_EQ(MapObstacle("k", Strided({.batch = 1920, .token = 192, .head = 0})),
+            "k stride of heads 0 bytes <= 0");
+  EXPECT_EQ(MapObstacle("v", Strided({.batch = 1920, .token = -192, .head = 64})),
+            "v stride of tokens -384 bytes <= 0");
+  EXPECT_EQ(MapObstacle("v", Strided({.batch = (int64_t{1} << 39) - 8, .token = 192, .head = 64})),
+            "");
+  EXPECT_THAT(MapObstacle("v", Strided({.batch = int64_t{1} << 39, .token = 192, .head = 64})),
+              HasSubstr("v stride of batch 1099511627776 bytes >= 1099511627776"));
+  StridedTensor far = Strided({.batch = int64_t{1} << 61, .token = 192, .head = 64});
+  EXPECT_THAT(MapObstacle("v", far), HasSubstr(">= 1099511627776"));
+  far.batch = 1;  // an axis of one element has no stride to speak of
+  EXPECT_EQ(MapObstacle("v", far), "");
+  far.tokens = int64_t{1} << 31;
+  EXPECT_EQ(MapObstacle("v", far), "v tokens 2147483648 >= 2147483648");
+}
+
+// A host without a driver starts; only a call on a device needs the encoder. Where there is one, it
+// takes these.
+TEST(TensorMapTest, EncodingSaysWhatIsMissing) {
+  CUtensorMap map;
+  alignas(16) static std::byte data[16];
+  const absl::Status status = EncodeTensorMap(Strided({.batch = 1920, .token = 192, .head = 64}),
+                                              data, DType::kBf16, 128, &map);
+  if (status.ok()) GTEST_SKIP() << "this host has a driver";
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cuTensorMapEncodeTiled"));
+}
+
+// What HostBackend makes of strides that no map holds.
+TEST(TensorMapTest, PackedStridesHaveNoObstacle) {
+  AttentionSpec spec = SpecOf({});
+  spec.q.strides = {256 * 4 * 131, 4 * 131, 131, 1};
+  spec.k.strides = {1, 131, 1, 1};
+  spec.k.shape = {1, 256, 1, 128};
+  spec.v = spec.k;
+  spec.q.shape[0] = 1;
+  spec.num_kv_heads = 1;
+  AttentionProblem p = ProblemOf(spec);
+  EXPECT_THAT(Rejections(p), testing::Not(IsEmpty()));
+  UsePackedStrides(Pass::kForward, &p);
+  EXPECT_THAT(Rejections(p), IsEmpty());
+}
+
+// A map holds no stride of 0: a head stored once is one head, other axes are declined.
+TEST(TensorMapTest, OneHeadStoredForAllIsOneHead) {
+  AttentionSpec spec = SpecOf({});
+  EXPECT_EQ(MapInput(ProblemOf(spec), kSlotK).heads, 2);
+  EXPECT_EQ(MapGroup(ProblemOf(spec)), 2);
+  spec.k.strides = spec.v.strides = {256 * 128, 128, 0, 1};
+  const AttentionProblem shared = ProblemOf(spec);
+  EXPECT_THAT(Rejections(shared), IsEmpty());
+  EXPECT_EQ(MapInput(shared, kSlotQ).heads, 4);
+  EXPECT_EQ(MapInput(shared, kSlotK).heads, 1);
+  EXPECT_EQ(MapInput(shared, kSlotV).heads, 1);
+  EXPECT_EQ(MapGroup(shared), 4);
+  spec.v.strides.clear();
+  ExpectRejected(ProblemOf(spec), Reason::kAlignment, "k stride of heads 0 bytes <= 0");
+  spec.k.strides = {0, 256, 128, 1};
+  ExpectRejected(ProblemOf(spec), Reason::kAlignment, "k stride of batch 0 bytes <= 0");
+}
+
+TEST(FlashSm90PlanTest, LooseKeysAreThoseThatEndBeforeTheTensor) {
+  EXPECT_FALSE(HasLooseKeys(ProblemOf(SpecOf({}))));
+  AttentionSpec spec = SpecOf({});
+  spec.seqlens_k = {256, 255};
+  EXPECT_TRUE(HasLooseKeys(ProblemOf(spec)));
+  spec.seqlens_k = {256, 0};  // reads nothing
+  EXPECT_FALSE(HasLooseKeys(ProblemOf(spec)));
+  EXPECT_FALSE(HasLooseKeys(ProblemOf(ThdSpec({20}, {30}))));
+  EXPECT_FALSE(HasLooseKeys(ProblemOf(ThdSpec({20, 0}, {30, 0}))));
+  EXPECT_TRUE(HasLooseKeys(ProblemOf(ThdSpec({20, 20}, {30, 30}))));
+}
+
+// ---- kernels
+
+TEST(FlashSm90PlanTest, KernelIdsNameTileLimitsOptionsAndSplits) {
+  const Shape wide{.batch = 8, .seqlen_q = 1024, .seqlen_k = 1024, .heads = 16, .kv_heads = 16};
+  AttentionSpec spec = SpecOf(wide);
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128");
+  spec.causal = true;
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_causal");
+  spec.window_left = 100;
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_window");
+  spec.softcap = 30.0f;
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_window_options");
+  for (const auto& [dim, dim_v, tile] :
+       std::vector<std::tuple<int64_t, int64_t, std::string>>{{8, 64, "d64"},
+                                                              {64, 72, "d96"},
+                                                              {104, 8, "d128"},
+                                                              {136, 128, "d192x128"},
+                                                              {128, 136, "d192"},
+                                                              {192, 200, "d256"}}) {
+    Shape shape = wide;
+    shape.dim = dim;
+    shape.dim_v = dim_v;
+    EXPECT_EQ(Kernel(SpecOf(shape, DType::kFp16)), "sm90_fwd_fp16_" + tile);
+  }
+  spec = SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8});
+  const ForwardPlan split = PlanOf(spec);
+  EXPECT_GE(split.splits, 8);
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_split" + std::to_string(split.splits));
+}
+
+TEST(FlashSm90PlanTest, ModeIsTheLeastThatTheCallNeeds) {
+  AttentionSpec spec = SpecOf({});
+  EXPECT_EQ(ModeOf(ProblemOf(spec)), Mode::kFull);
+  spec.sinks = attn::Shape({4});
+  spec.seqlens_k = {100, 256};
+  EXPECT_EQ(ModeOf(ProblemOf(spec)), Mode::kFull);
+  const auto with = [&spec](auto&& change) {
+    AttentionSpec changed = spec;
+    change(changed);
+    return ModeOf(ProblemOf(changed));
+  };
+  EXPECT_EQ(with([](auto& s) { s.causal = true; }), Mode::kLimited);
+  EXPECT_EQ(with([](auto& s) { s.window_left = 5; }), Mode::kLimited);
+  EXPECT_EQ(with([](auto& s) {
+              s.block_mask = BlockMaskSpec{.mask = attn::Shape({1, 1, 2, 2}, DType::kUint8)};
+            }),
+            Mode::kLimited);
+  EXPECT_EQ(with([](auto& s) { s.softcap = 1.0f; }), Mode::kOptions);
+  EXPECT_EQ(with([](auto& s) { s.alibi_slopes = attn::Shape({4}); }), Mode::kOptions);
+  EXPECT_EQ(with([](auto& s) { s.bias = attn::Shape({1, 1, 256, 256}); }), Mode::kOptions);
+  EXPECT_EQ(with([](auto& s) { s.dropout = DropoutSpec{.p = 0.5f}; }), Mode::kOptions);
+  EXPECT_EQ(with([](auto& s) { s.softmax_scale = 0.0f; }), Mode::kOptions);
+  EXPECT_EQ(with([](auto& s) { s.softmax_scale = -1.0f; }), Mode::kOptions);
+}
+
+TEST(FlashSm90PlanTest, SectionIsWhatHalfOfL2Holds) {
+  Shape shape{.batch = 2, .seqlen_q = 4096, .seqlen_k = 4096, .heads = 32, .kv_heads = 32};
+  AttentionSpec spec = SpecOf(shape);
+  EXPECT_EQ(PlanOf(spec).section, 1) << "tiles of equal length go head by head";
+  spec.causal = true;
+  EXPECT_EQ(PlanOf(spec).section, 15) << "2 MiB a head";
+  shape.kv_heads = 8;
+  spec = SpecOf(shape);
+  spec.causal = true;
+  EXPECT_EQ(PlanOf(spec).section, 60);
+  shape.seqlen_k = 256;
+  spec = SpecOf(shape);
+  spec.causal = true;
+  EXPECT_EQ(PlanOf(spec).section, 64) << "no more than there are";
+  shape.seqlen_k = 1 << 20;
+  shape.kv_heads = 32;
+  spec = SpecOf(shape);
+  spec.causal = true;
+  EXPECT_EQ(PlanOf(spec).section, 1) << "at least one";
+}
+
+TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {
+  const ForwardPlan many = PlanOf(SpecOf({.batch = 8, .seqlen_q = 1000, .heads = 16}));
+  EXPECT_EQ(many.splits, 1);
+  EXPECT_EQ(many.tiles, CeilDiv(1000, many.tile_q));
+  EXPECT_EQ(many.work, many.tiles * 8 * 16);
+  EXPECT_EQ(many.ctas, 132);
+  const ForwardPlan few = PlanOf(SpecOf({.batch = 1, .seqlen_q = 100, .seqlen_k = 100}));
+  EXPECT_EQ(few.splits, 1);
+  EXPECT_EQ(few.work, few.tiles * 4);
+  EXPECT_EQ(few.ctas, few.work);
+  EXPECT_LT(few.ctas, 132);
+}
+
+// Every generated case: splits cover the keys, work and sections are in range, scratch memory is
+// what the splits need, and the model counts at least what must move.
+TEST(FlashSm90PlanTest, EveryPlanCoversTheCall) {
+  const auto path = MakeFlashSm90Path();
+  int planned = 0, split = 0;
+  std::vector<exactness::Case> cases = exactness::RandomCases(400, 5);
+  for (int64_t rows : {17, 100, 300}) {
+    for (int64_t keys : {2000, 9000}) {
+      exactness::Case c;
+      c.dtype = DType::kBf16;
+      c.seqlen_q = rows;
+      c.seqlen_k = keys;
+      c.causal = rows == 100;
+      cases.push_back(c);
+    }
+  }
+  for (const exactness::Case& c : cases) {
+    SCOPED_TRACE(exactness::Name(c));
+    const exactness::Call call(c);
+    absl::StatusOr<AttentionProblem> p = call.Problem(Pass::kForward);
+    ASSERT_TRUE(p.ok()) << p.status();
+    UsePackedStrides(Pass::kForward, &*p);
+    if (!Rejections(*p).empty() || p->total_q == 0 || p->total_k == 0) continue;
+    const ForwardPlan plan = PlanForward(*p, KernelsFor(*p), H200());
+    EXPECT_GE(plan.tiles * plan.tile_q, p->seqlen_q);
+    EXPECT_EQ(plan.work, plan.tiles * plan.splits * p->num_heads * p->batch);
+    EXPECT_GE(plan.section, 1);
+    EXPECT_LE(plan.section, p->num_heads * p->batch);
+    EXPECT_GE(plan.ctas, 1);
+    EXPECT_LE(plan.ctas, plan.work);
+    EXPECT_LE(plan.splits, kMaxSplits);
+    EXPECT_GE(int64_t{plan.splits} * plan.split_tiles * plan.tile_k,
+              std::max_element(p->sequences.begin(), p->sequences.end(),
+                               [](const auto& a, const auto& b) { return a.len_k < b.len_k; })
+                  ->len_k);
+    const int64_t rows = p->num_heads * p->total_q;
+    const int64_t workspace = path->WorkspaceBytes(*p, Pass::kForward, H200());
+    EXPECT_EQ(workspace == 0, plan.splits == 1);
+    EXPECT_GE(workspace, plan.splits == 1 ? 0 : rows * plan.splits * (p->head_dim_v + 1) * 4);
+    const TileModel model = path->Model(*p, Pass::kForward, H200());
+    EXPECT_EQ(model.tile_q, plan.tile_q);
+    EXPECT_EQ(model.tile_k, plan.tile_k);
+    EXPECT_GE(model.stored_bytes,
+              static_cast<uint64_t>(OutElements(*p) * SizeOf(p->out_dtype) + rows * 4));
+    ++planned;
+    split += plan.splits > 1 ? 1 : 0;
+  }
+  EXPECT_GT(planned, 50);
+  EXPECT_GT(split, 3);
+}
+
+TEST(FlashSm90PlanTest, ModelReadsKeysOncePerQueryTileAndSkipsMaskedTiles) {
+  const Shape shape{.batch = 1, .seqlen_q = 1024, .seqlen_k = 1024, .heads = 64, .kv_heads = 64};
+  AttentionSpec spec = SpecOf(shape);
+  const auto loaded = [](const AttentionSpec& s) {
+    return MakeFlashSm90Path()->Model(ProblemOf(s), Pass::kForward, H200()).loaded_bytes;
+  };
+  const uint64_t head = 1024 * 128 * 2;
+  const auto tiles = static_cast<uint64_t>(PlanOf(spec).tiles);
+  EXPECT_EQ(loaded(spec), 64 * (head + tiles * 2 * head));
+  spec.causal = true;
+  const ForwardPlan causal = PlanOf(spec);
+  uint64_t keys = 0;
+  for (int64_t q0 = 0; q0 < 1024; q0 += causal.tile_q) {
+    const int64_t seen = std::min<int64_t>(q0 + causal.tile_q, 1024);
+    keys += std::min<int64_t>(CeilDiv(seen, causal.tile_k) * causal.tile_k, 1024);
+  }
+  EXPECT_EQ(loaded(spec), 64 * (head + keys * 2 * 128 * 2));
+}
+
+}  // namespace
+}  // namespace attn::cuda::sm90
+
+#endif  // ATTN_HAVE_SM90
