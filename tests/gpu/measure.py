@@ -87,13 +87,13 @@ class Cudnn:
 PEERS = (FlashAttention2, Cudnn)
 
 
-def grouped_forward(backend, q, k, v):
+def grouped_forward(backend, q, k, v, causal=False):
     """A callable: forward with fewer KV heads, by torch's choice of kernel options."""
     kind = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
 
     def run():
         with sdpa_kernel(kind):
-            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     return run
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 
+import exactness_groups
 import results
 
 METHOD = ("compute-sanitizer over small cases of the exactness programs, another spread of them "
@@ -57,6 +58,8 @@ def run(sanitizer, tool, folder, program, part, parts, limit):
                 # Without a summary the tool did not get to its end.
                 findings=sum(int(a or b) for a, b in found) if found else 1,
                 status=status, kinds=kinds, summary=bool(found),
+                # A case goes through every path that takes it.
+                tensors=exactness_groups.compared(text),
                 seconds=round(time.monotonic() - start, 1), text=text)
 
 
