@@ -1,12 +1,12 @@
 """What the best peers reached on an NVIDIA H200 (132 multiprocessors, 700 W, 1980 MHz; driver
-580.159, CUDA 13.0, 2026-11-29): cuDNN 9.19 and FlashAttention-2 by PyTorch 2.11, FlashAttention-3 of
-commit 0251105a built for sm_90a. bf16.
+580.159, CUDA 13.0, 2026-11-29): cuDNN 9.19 and FlashAttention-2 by PyTorch 2.11, FlashAttention-3
+of commit 0251105a built for sm_90a. bf16.
 
 anchors.csv: forward and backward, TFLOP/s, by bursts (a pause of 0.5 s, 5 warm-ups, median of 20
 calls between events, 256 MB of L2 cleared before each); best_peer is the larger of cuDNN and
-FlashAttention-3. anchors_decode.csv: one query, 32 query and 8 KV heads, head_dim 128; GB/s of K and V,
-in the same way. No result is judged by such a figure alone: clocks differ from day to day, so that
-it counts as a ratio to cuDNN's, which every run measures anew."""
+FlashAttention-3. anchors_decode.csv: one query, 32 query and 8 KV heads, head_dim 128; GB/s of K
+and V, in the same way. No bar is such a figure alone: clocks differ from day to day, so that it
+counts as a ratio to cuDNN's, which every run measures anew."""
 
 import csv
 import pathlib

@@ -2,8 +2,8 @@
 """Times the CUDA paths beside cuDNN and FlashAttention-2 in one process, and writes JSON.
 
 usage: bench.py [--out DIR] [--pause SECONDS] [--path NAME] [--cells PATTERN...] BENCH...
-BENCH: sweep decode gpt2 block-sparse memory deterministic sm90-forward sm90-sustained sm90-decode, or
-all. PATTERN: shell pattern over cell names such as bwd_d128_causal_s4096 (sweep, sm90-forward),
+BENCH: sweep decode gpt2 block-sparse memory deterministic sm90-forward sm90-sustained sm90-decode,
+or all. PATTERN: shell pattern over cell names such as bwd_d128_causal_s4096 (sweep, sm90-forward),
 dtype_full (sm90-sustained) or b16_k16384 (decode, sm90-decode).
 Needs torch with CUDA, and ATTN_DEVICE_LIBRARY (libattn_device.so)."""
 

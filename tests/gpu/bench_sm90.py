@@ -46,9 +46,10 @@ def forward(lib, timer, args):
 
 CALLS, ROUNDS = 300, 2
 SUSTAINED_METHOD = (
-    f"{CALLS} calls back to back between two CUDA events, L2 not cleared; the variants of a cell one "
-    f"after another in {ROUNDS} rounds, every second one in reverse order, so that a drift of the clocks "
-    "cancels, after a round that is not timed; a variant's time is its mean over the rounds")
+    f"{CALLS} calls back to back between two CUDA events, L2 not cleared; the variants of a cell "
+    f"one after another in {ROUNDS} rounds, every second one in reverse order, so that a drift of "
+    "the clocks cancels, after a round that is not timed; a variant's time is its mean over the "
+    "rounds")
 
 
 def in_a_row(run, calls):
@@ -162,11 +163,11 @@ def sustained_cell(ours, peers):
 HEADS, KV_HEADS, DIM = 32, 8, 128
 BATCHES, KEYS = (1, 16, 64), (4096, 16384, 65536)
 REPLAYS, UNROLLED = 200, 50
-DECODE_METHOD = ("each call launched and replayed as a CUDA graph, both by bursts, and the shorter "
-                 "of the two for ours and for each peer, so that the host's part counts for nobody; "
-                 "replay: a graph of one call, {replays} times in a row, median of 5, L2 not cleared; "
-                 "unrolled: the same of a graph of {unrolled} calls; ").format(replays=REPLAYS,
-                                                                          unrolled=UNROLLED)
+DECODE_METHOD = (
+    "each call launched and replayed as a CUDA graph, both by bursts, and the shorter of the two "
+    "for ours and for each peer, so that the host's part counts for nobody; replay: a graph of one "
+    f"call, {REPLAYS} times in a row, median of 5, L2 not cleared; unrolled: the same of a graph "
+    f"of {UNROLLED} calls; ")
 
 
 def chosen(lib, q, k, v):
@@ -199,7 +200,7 @@ def replay_us(graph, calls):
 
 def decode(lib, timer, args):
     cells = []
-    print(f"{'cell':12} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}  kernel")
+    print(f"{'cell':12} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}")
     for batch in BATCHES:
         for keys in KEYS:
             name = f"b{batch}_k{keys}"
@@ -211,8 +212,9 @@ def decode(lib, timer, args):
                 g = cell["gbps"]
                 print(f"{name:12} {cell['path']:>10} {g['ours']:8.0f} "
                       f"{bench_sweep.text(g.get('fa2'), '8.0f')} "
-                      f"{bench_sweep.text(g.get('cudnn'), '8.0f')}       {cell['ratio_best']:6.3f}  "
-                      f"{cell['kernel_id']} {cell.get('replay_us', '')}", flush=True)
+                      f"{bench_sweep.text(g.get('cudnn'), '8.0f')}       "
+                      f"{cell['ratio_best']:6.3f}  {cell['kernel_id']} "
+                      f"{cell.get('replay_us', '')}", flush=True)
             except (RuntimeError, Refused) as error:
                 cell["error"] = measure.first_line(error)
                 print(f"{name:12} {cell['error']}", flush=True)

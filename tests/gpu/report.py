@@ -101,7 +101,8 @@ def gpt2_medium(results):
                            ("fwd_ms", "bwd_ms", "ms", "model_budget_ms")), run.get("error", "")])
     table(["causal", "dropout", "run", "fwd ms", "bwd ms", "both ms", "model ms", ""], rows)
 
-    plain, dropped = ({name: c["runs"].get(name, {}).get("ms") for name in (FLASH, STANDARD, "fa2")} |
+    names = (FLASH, STANDARD, "fa2")
+    plain, dropped = ({name: c["runs"].get(name, {}).get("ms") for name in names} |
                       {"budget": c["runs"][STANDARD].get("model_budget_ms")}
                       for c in (case_of(r, 0.0), case_of(r, 0.1)))
     for case in (plain, dropped):

@@ -1,7 +1,7 @@
 """Verdicts on flash_sm90."""
 
 import anchors
-from report_base import (EXACTNESS_PARTS, CUDA, FLASH_PARTS, SM90, SM90_PARTS, TOOLS, Bad, Verdict,
+from report_base import (CUDA, EXACTNESS_PARTS, FLASH_PARTS, SM90, SM90_PARTS, TOOLS, Bad, Verdict,
                          complete_cells, geomean, table)
 
 # Where a claim is made for every head dim: those with a tile of their own, and padded ones.
@@ -10,6 +10,14 @@ HEAD_DIMS = ("64", "96", "128", "192", "256", "192x128")
 
 def yes(met):
     return "met" if met else "not met"
+
+
+def tflops(cell, name):
+    return cell["flops"] / cell["ms"][name] / 1e9 if name in cell["ms"] else None
+
+
+def shown(value, form):
+    return "-" if value is None else format(value, form)
 
 
 def of_path(result, name):
@@ -43,7 +51,7 @@ def forward(results):
               for key in rows}
     table(["cell", "ours", "cudnn", "fa2", "cudnn then", "fa3 then", "best then", "r", "kernel"],
           [[cells[key]["cell"],
-            *(f"{cells[key]['flops'] / cells[key]['ms'][n] / 1e9:.1f}" for n in (SM90, "cudnn", "fa2")),
+            *(shown(tflops(cells[key], n), ".1f") for n in (SM90, "cudnn", "fa2")),
             *(f"{row[n]:.1f}" for n in ("cudnn_9_19", "flashattention3", "best_peer")),
             f"{ratios[key]:.3f}", cells[key]["kernel_id"]] for key, row in rows.items()])
     lengths = sorted({key[3] for key in rows})
@@ -59,8 +67,8 @@ def forward(results):
     return Verdict(
         f"r: geometric mean {mean:.3f}, least {least:.3f} ({slowest}), {len(cells)} cells; goal "
         f"{yes(met['goal'])}, floor {yes(met['floor'])}",
-        f"floor: geometric mean >= {FLOOR[0]:.2f}, least >= {FLOOR[1]:.2f}; goal: >= {GOAL[0]:.2f}, "
-        f">= {GOAL[1]:.2f}", met["floor"])
+        f"floor: geometric mean >= {FLOOR[0]:.2f}, least >= {FLOOR[1]:.2f}; goal: >= "
+        f"{GOAL[0]:.2f}, >= {GOAL[1]:.2f}", met["floor"])
 
 
 # ------------------------------------------------------------------------------- sustained
@@ -82,20 +90,19 @@ def sustained(results):
             ratio = c["ms"][to] / c["ms"][held]
             least[group] = min(ratio, least.get(group, ratio))
             holds = holds and ratio >= bar
-            rows.append([c["cell"], *(f"{n} {c['flops'] / c['ms'][n] / 1e9:.1f}" for n in (held, to)),
-                         f"{ratio:.3f}", f"{bar:.2f}",
-                         f"{c['flops'] / c['ms']['cudnn'] / 1e9:.1f}" if "cudnn" in c["ms"] else "-"])
+            rows.append([c["cell"], *(f"{n} {tflops(c, n):.1f}" for n in (held, to)),
+                         f"{ratio:.3f}", f"{bar:.2f}", shown(tflops(c, "cudnn"), ".1f")])
     table(["cell", "TFLOP/s", "TFLOP/s", "ratio", "bar", "cudnn"], rows)
     beside = []
     for mask, fa3 in anchors.SUSTAINED_TFLOPS.items():
         c = cells[f"dtype_{mask}"]
-        ours = c["flops"] / c["ms"]["bf16"] / 1e9
-        cudnn = f"{c['flops'] / c['ms']['cudnn'] / 1e9:.0f}" if "cudnn" in c["ms"] else "none"
-        beside.append(f"{mask} {ours:.0f} TFLOP/s ({ours / fa3:.3f} of FlashAttention-3's {fa3:.0f}, "
-                      f"cuDNN now {cudnn})")
+        ours = tflops(c, "bf16")
+        beside.append(f"{mask} {ours:.0f} TFLOP/s ({ours / fa3:.3f} of FlashAttention-3's "
+                      f"{fa3:.0f}, cuDNN now {shown(tflops(c, 'cudnn'), '.0f')})")
     return Verdict(
-        f"{', '.join(beside)}, {r['calls']} calls in a row; least fp16 / bf16 {least['dtype']:.3f}, "
-        f"THD / dense {least['packed']:.3f}, GQA / dense {least['grouped']:.3f}",
+        f"{', '.join(beside)}, {r['calls']} calls in a row; least fp16 / bf16 "
+        f"{least['dtype']:.3f}, THD / dense {least['packed']:.3f}, GQA / dense "
+        f"{least['grouped']:.3f}",
         ">= 0.97, >= 0.95, >= 0.95", holds)
 
 

@@ -324,8 +324,8 @@ class ReportTest(unittest.TestCase):
         name = "sm90-decode"
         status, line = self.report(name, {name: sm90_decode()})
         self.assertEqual(status, 0, line)
-        self.assertIn("0.980 (b64_k65536), 9 cells by flash_sm80; above the anchors' best in 1 of 9",
-                      line)
+        self.assertIn("0.980 (b64_k65536), 9 cells by flash_sm80; above the anchors' best "
+                      "in 1 of 9", line)
         self.assertIn("graph replay 9.0 us (goal < 10 met", line)
         status, line = self.report(name, {name: sm90_decode(replay=12.0)})
         self.assertEqual(status, 0, line)
@@ -333,7 +333,8 @@ class ReportTest(unittest.TestCase):
         status, line = self.report(name, {name: sm90_decode(0.96)})
         self.assertEqual(status, 1)
         self.assertNotIn("no verdict", line)
-        self.refused(name, changed(sm90_decode(), lambda r: r["cells"][0].update(keys=1)), "anchors")
+        self.refused(name, changed(sm90_decode(), lambda r: r["cells"][0].update(keys=1)),
+                     "anchors")
         self.refused(name, changed(sm90_decode(), lambda r: r["cells"].pop()), "8 cells")
 
     def test_sm90_exactness(self):
@@ -405,7 +406,8 @@ class SourcesTest(unittest.TestCase):
     def changed_by(self, name):
         self.write(name, "// new\n")
         now = self.hashes()
-        return {part.removeprefix("kernels/cuda/") for part in now if now[part] != self.before[part]}
+        return {part.removeprefix("kernels/cuda/") for part in now
+                if now[part] != self.before[part]}
 
     def test_headers_of_sm90_alone_count_with_it(self):
         self.assertEqual(self.changed_by("ptx/newer.cuh"), {"sm90"})

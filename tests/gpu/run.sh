@@ -106,8 +106,8 @@ timed_step() {
 benches=() others=() background=""
 for step in "${steps[@]}"; do
   case "$step" in
-    sweep | decode | gpt2 | block-sparse | memory | deterministic | sm90-forward | sm90-sustained | \
-      sm90-decode) benches+=("$step") ;;
+    sweep | decode | gpt2 | block-sparse | memory | deterministic) benches+=("$step") ;;
+    sm90-forward | sm90-sustained | sm90-decode) benches+=("$step") ;;
     sanitizers) background=sanitizers ;;
     *) others+=("$step") ;;
   esac
