@@ -36,6 +36,7 @@ def sweep_cell(lib, timer, path, which, dim, causal, seqlen):
     for peer_class in measure.PEERS:
         try:
             peer = peer_class(hq, hk, hv, causal)
+            peer.lse = backward  # as in the anchors
             peer.forward()
             if backward:
                 grads = peer.backward(hdout)

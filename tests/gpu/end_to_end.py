@@ -38,8 +38,8 @@ STAGES = ("parse", "gather", "queue", "device_queue", "host_to_device", "kernel"
 METHOD = ("attnd on this host; the fixture (a real model's q, k, v) by the attn command with its "
           "check; calls of several sizes by a stock gRPC client with the report, median of the "
           "calls by client time; random calls on each CUDA path, held element by element against a "
-          "float64 reference, what flash_sm90 does not take on the path that AUTO takes then. wire: "
-          "client time less handler time; other: handler time that no stage accounts for")
+          "float64 reference, what flash_sm90 does not take on the path that AUTO takes then. "
+          "wire: client time less handler time; other: handler time that no stage accounts for")
 
 
 def fixture_calls(server):

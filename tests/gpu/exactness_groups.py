@@ -8,6 +8,8 @@ import subprocess
 import time
 
 PROGRAM = "exactness_matrix_cuda_test"
+# Head dims that have a tile of their own; others are padded to one of them.
+HEAD_DIMS = ("64", "96", "128", "192", "256", "192x128")
 SUITES = {"HeadDim": "head_dims", "Option": "options", "Numbers": "numbers"}
 NAME = re.compile(r"^  EveryPath/(?:fp16|bf16)_b\d+_h\d+(?P<gqa>_kv\d+)?_q\d+_k\d+_d(?P<dim>\d+)"
                   r"(?:_dv(?P<dim_v>\d+))?(?P<thd>_thd)?(?P<lens>_lens[qk\d]+)?(?P<rest>\S*)")
@@ -17,6 +19,13 @@ COMPARED = re.compile(r"^tensors compared on (\S+): (\d+)$", re.M)
 def compared(text):
     """Tensors by path, as a program of exactness tests prints them."""
     return {path: int(count) for path, count in COMPARED.findall(text)}
+
+
+def filter_of(head_dim):
+    """A --gtest_filter: small cases of 16-bit element types at one of HEAD_DIMS."""
+    names = "*16_b1_*_d" + head_dim.replace("x", "_dv")
+    return ":".join(f"{suite}/{names}{mask}" for suite in ("HeadDim", "Numbers")
+                    for mask in ("", "_causal"))
 
 
 def key_of(kind, match):

@@ -55,8 +55,9 @@ def exactness(results):
 
 def sanitizers(results):
     r = results.read("sanitizers", CUDA)
-    rows = [[t["tool"], t["program"], t["cases"], t["findings"], t["status"]] for t in r["runs"]]
-    table(["tool", "program", "cases", "findings", "exit status"], rows)
+    rows = [[t["tool"], t["program"], t.get("head_dim") or "any", t["cases"], t["findings"],
+             t["status"]] for t in r["runs"]]
+    table(["tool", "program", "head_dim", "cases", "findings", "exit status"], rows)
     tools = {t["tool"] for t in r["runs"] if t["cases"] > 0}
     missing = TOOLS - tools
     if missing:

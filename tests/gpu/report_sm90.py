@@ -1,11 +1,9 @@
 """Verdicts on flash_sm90."""
 
 import anchors
+from exactness_groups import HEAD_DIMS
 from report_base import (CUDA, EXACTNESS_PARTS, FLASH_PARTS, SM90, SM90_PARTS, TOOLS, Bad, Verdict,
                          complete_cells, geomean, table)
-
-# Where a claim is made for every head dim: those with a tile of their own, and padded ones.
-HEAD_DIMS = ("64", "96", "128", "192", "256", "192x128")
 
 
 def yes(met):
@@ -162,12 +160,14 @@ def exactness(results):
     if not groups["numbers"] or not all(groups["numbers"].values()):
         raise Bad(f"{name}: not compared at every magnitude of the numbers")
     runs = [run for run in checked["runs"] if run.get("tensors", {}).get(SM90)]
-    tools = {run["tool"] for run in runs}
-    table(["tool", "program", "cases", "tensors", "findings", "exit status"],
-          [[run["tool"], run["program"], run["cases"], run["tensors"][SM90], run["findings"],
-            run["status"]] for run in runs])
-    if TOOLS - tools:
-        raise Bad(f"{name}: nothing ran on {SM90} under {', '.join(sorted(TOOLS - tools))}")
+    table(["tool", "program", "head_dim", "cases", "tensors", "findings", "exit status"],
+          [[run["tool"], run["program"], run["head_dim"] or "any", run["cases"],
+            run["tensors"][SM90], run["findings"], run["status"]] for run in runs])
+    ran = {(run["tool"], run["head_dim"]) for run in runs}
+    missing = [f"{tool} at head_dim {dim or 'any'}" for tool in sorted(TOOLS)
+               for dim in (*HEAD_DIMS, None) if (tool, dim) not in ran]
+    if missing:
+        raise Bad(f"{name}: nothing ran on {SM90} under {', '.join(missing)}")
     failed = sum(p["failed"] for p in r["programs"]) + len(r["failed_groups"])
     findings = sum(run["findings"] for run in checked["runs"])
     clean = all(x["status"] == 0 for x in (*r["programs"], *checked["runs"]))
@@ -176,7 +176,7 @@ def exactness(results):
     return Verdict(
         f"max(error / bound) {worst:.3f}, {r['tensors_compared'][SM90]} tensors, "
         f"{sum(1 for n in groups['head_dims'].values() if n)} head dims, {len(taken)} of "
-        f"{len(groups['options'])} options, {failed} failed; {findings} findings of {len(tools)} "
+        f"{len(groups['options'])} options, {failed} failed; {findings} findings of {len(TOOLS)} "
         f"sanitizers over {sum(run['tensors'][SM90] for run in runs)} tensors",
         "<= 1, none failed, no findings", worst <= 1 and failed == 0 and findings == 0 and clean)
 

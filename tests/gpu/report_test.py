@@ -4,6 +4,7 @@ run."""
 
 import contextlib
 import copy
+import fnmatch
 import io
 import json
 import pathlib
@@ -17,7 +18,6 @@ import counters_parse
 import exactness as exactness_runner
 import exactness_groups
 import report
-import report_sm90
 import sources
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -66,7 +66,7 @@ def exact(worst=0.99, failed=0, leave_out=None):
     ratios = {p: dict(tensors, dv=worst) for p in report.PATHS}
     programs = [dict(program=p, passed=5, failed=failed, skipped=0, status=int(failed > 0))
                 for p in report.PROGRAMS if p != leave_out]
-    groups = {"head_dims": dict.fromkeys((*report_sm90.HEAD_DIMS, "72"), 4),
+    groups = {"head_dims": dict.fromkeys((*exactness_groups.HEAD_DIMS, "72"), 4),
               "options": {"causal": 8, "bias": 0}, "numbers": {"gauss": 4, "x64": 4}}
     return dict(meta(), ratios=ratios, programs=programs, failed_groups=[],
                 tensors_compared={p: 100 for p in report.PATHS},
@@ -87,8 +87,9 @@ def served(path="flash_sm80", status=0, ratio=0.9, isa="sm_80", executed="flash_
 
 
 def sanitized(findings=0, tools=("memcheck", "racecheck", "initcheck", "synccheck")):
-    return dict(meta(), runs=[dict(tool=t, program="p", cases=3, findings=findings, status=0,
-                                   tensors={p: 5 for p in report.PATHS}) for t in tools])
+    return dict(meta(), runs=[dict(tool=t, program="p", head_dim=dim, cases=3, findings=findings,
+                                   status=0, tensors={p: 5 for p in report.PATHS})
+                              for t in tools for dim in (None, *exactness_groups.HEAD_DIMS)])
 
 
 def gpt2(flash=1.0, standard=1.4):
@@ -353,8 +354,8 @@ class ReportTest(unittest.TestCase):
                        lambda r: r["groups"]["head_dims"].pop("flash_sm90"),
                        lambda r: r["groups"]["numbers"]["flash_sm90"].update(x64=0)):
             self.assertIn("no verdict", status(exactness=changed(exact(), change))[1])
-        bare = changed(sanitized(), lambda r: r["runs"][1].update(tensors={"flash_sm80": 3}))
-        self.assertRegex(status(sanitizers=bare)[1], "no verdict: .*racecheck")
+        bare = changed(sanitized(), lambda r: r["runs"][9].update(tensors={"flash_sm80": 3}))
+        self.assertRegex(status(sanitizers=bare)[1], "no verdict: .*racecheck at head_dim 96$")
 
     def test_results_of_flash_sm80_outlive_changes_of_sm90(self):
         for name, files in GOOD.items():
@@ -461,6 +462,17 @@ class ParsersTest(unittest.TestCase):
                           ("numbers", "x64"): 2})
         self.assertEqual(groups["options", "gqa"],
                          ["Option/ExactnessTest.EveryPath/fp16_b2_h4_kv2_q33_k200_d128"])
+
+    def test_filter_of_a_head_dim(self):
+        def matches(name, head_dim):
+            return any(fnmatch.fnmatchcase(name, pattern)
+                       for pattern in exactness_groups.filter_of(head_dim).split(":"))
+        case = "HeadDim/ExactnessTest.EveryPath/bf16_b1_h4_q63_k125_d"
+        self.assertTrue(matches(case + "192_dv128_causal", "192x128"))
+        self.assertTrue(matches(case + "64", "64"))
+        for name in (case + "192_dv128", case + "16", case.replace("bf16", "fp32") + "192",
+                     case.replace("HeadDim", "Random") + "192"):
+            self.assertFalse(matches(name, "192"), name)
 
     def test_compared(self):
         self.assertEqual(exactness_groups.compared(
