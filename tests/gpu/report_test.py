@@ -11,6 +11,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import anchors
 import build
@@ -21,11 +22,12 @@ import report
 import sources
 
 HERE = pathlib.Path(__file__).resolve().parent
+HASHES = sources.all_hashes()
 
 
 def meta():
     return dict(gpu="A GPU", driver="1", commit="abc", date="2000-01-01T00:00:00Z", method="m",
-                sources=sources.all_hashes())
+                sources=dict(HASHES))
 
 
 def sweep(ratio=1.0):
@@ -178,6 +180,10 @@ GOOD = {
 
 class ReportTest(unittest.TestCase):
     def setUp(self):
+        # The tree does not change while the tests run; reading it takes a while.
+        patch = mock.patch.object(sources, "all_hashes", return_value=HASHES)
+        patch.start()
+        self.addCleanup(patch.stop)
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 

@@ -20,8 +20,8 @@ import exactness_groups
 import results
 
 METHOD = ("compute-sanitizer over small cases of the exactness programs, another spread of them "
-          "for each tool, and a few at each head_dim that has a tile of its own, each case on every "
-          "CUDA path that takes it; initcheck without poisoned memory, which would count as "
+          "for each tool, and a few at each head_dim that has a tile of its own, each case on "
+          "every CUDA path that takes it; initcheck without poisoned memory, which would count as "
           "initialised, and without cuBLAS, whose kernels store by bulk copies that initcheck does "
           "not see")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
