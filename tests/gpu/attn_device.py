@@ -145,18 +145,22 @@ class Call:
 
 
 class Attention:
-    """One attention on our path: tensors are contiguous [batch, seqlen, heads, head_dim]."""
+    """One attention on our path: tensors are contiguous [batch, seqlen, heads, head_dim], or, with
+    cu_seqlens_q and cu_seqlens_k among the options, [tokens, heads, head_dim]."""
 
     def __init__(self, lib, path, q, k, v, dout=None, mask=None, **options):
-        batch, seqlen_q, heads, dim = q.shape
-        shape = dict(batch=batch, seqlen_q=seqlen_q, seqlen_k=k.shape[1], num_heads=heads,
-                     num_kv_heads=k.shape[2], head_dim=dim, head_dim_v=v.shape[3], dtype=q.dtype)
+        seqlen_q, heads, dim = q.shape[-3:]
+        packed = q.dim() == 3
+        batch = len(options["cu_seqlens_q"]) - 1 if packed else q.shape[0]
+        shape = dict(batch=batch, seqlen_q=seqlen_q, seqlen_k=k.shape[-3], num_heads=heads,
+                     num_kv_heads=k.shape[-2], head_dim=dim, head_dim_v=v.shape[-1], dtype=q.dtype)
         options = {name: value for name, value in options.items()
                    if value is not None and value is not False}
         if mask is not None:
             options.update(block_mask=mask.cpu())
-        self.out = torch.empty(batch, seqlen_q, heads, v.shape[3], device="cuda", dtype=q.dtype)
-        self.lse = torch.empty(batch, heads, seqlen_q, device="cuda", dtype=torch.float32)
+        self.out = torch.empty(*q.shape[:-1], v.shape[-1], device="cuda", dtype=q.dtype)
+        self.lse = torch.empty(*(() if packed else (batch,)), heads, seqlen_q, device="cuda",
+                               dtype=torch.float32)
         common = dict(q=q, k=k, v=v, out=self.out, lse=self.lse, block_mask=mask)
         self.fwd = lib.plan(path, False, shape, **options).bind(**common)
         self.forward = self.fwd.run

@@ -2,8 +2,9 @@
 """Times the CUDA paths beside cuDNN and FlashAttention-2 in one process, and writes JSON.
 
 usage: bench.py [--out DIR] [--pause SECONDS] [--path NAME] [--cells PATTERN...] BENCH...
-BENCH: sweep decode gpt2 block-sparse memory deterministic, or all. PATTERN: shell pattern over
-cell names such as bwd_d128_causal_s4096 (sweep) or b16_k16384 (decode).
+BENCH: sweep decode gpt2 block-sparse memory deterministic sm90-forward sm90-sustained sm90-decode,
+or all. PATTERN: shell pattern over cell names such as bwd_d128_causal_s4096 (sweep, sm90-forward),
+dtype_full (sm90-sustained) or b16_k16384 (decode, sm90-decode).
 Needs torch with CUDA, and ATTN_DEVICE_LIBRARY (libattn_device.so)."""
 
 import argparse
@@ -14,6 +15,7 @@ import traceback
 import torch
 
 import bench_cases
+import bench_sm90
 import bench_sweep
 import measure
 import results
@@ -27,14 +29,19 @@ BENCHES = {
     "block-sparse": (bench_cases.block_sparse, "block-sparse"),
     "memory": (bench_cases.memory, "gpu-memory"),
     "deterministic": (bench_cases.deterministic, "deterministic"),
+    "sm90-forward": (bench_sm90.forward, "sm90-forward"),
+    "sm90-sustained": (bench_sm90.sustained, "sm90-forward-sustained"),
+    "sm90-decode": (bench_sm90.decode, "sm90-decode"),
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="results")
-    parser.add_argument("--pause", type=float, default=0.1)
-    parser.add_argument("--path", default="flash_sm80", help="the path of sweep and decode")
+    parser.add_argument("--pause", type=float,
+                        help="seconds; default: 0.1, and for sm90-forward that of the anchors, 0.5")
+    parser.add_argument("--path", help="the path of sweep, decode (default: flash_sm80), "
+                        "sm90-forward and sm90-sustained (default: flash_sm90)")
     parser.add_argument("--cells", nargs="*", default=[])
     parser.add_argument("--bench", "--only", nargs="*", default=[])
     parser.add_argument("benches", nargs="*", metavar="BENCH")
@@ -47,7 +54,7 @@ def main():
         parser.error(f"unknown bench {unknown[0]}; benches: {' '.join(BENCHES)}")
     torch.manual_seed(0)
     lib = Library(os.environ.get("ATTN_DEVICE_LIBRARY"))
-    timer = measure.Timer(pause=args.pause)
+    timer = measure.Timer(pause=0.1 if args.pause is None else args.pause)
     failed = 0
     for name in names:
         run, result_name = BENCHES[name]

@@ -7,6 +7,7 @@ from attn_device import Attention, Refused
 
 HIDDEN, TOKENS = 2048, 16384
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+FLASH = "flash_sm80"  # where no --path is given
 
 
 # ----------------------------------------------------------------------------------- sweep
@@ -35,6 +36,7 @@ def sweep_cell(lib, timer, path, which, dim, causal, seqlen):
     for peer_class in measure.PEERS:
         try:
             peer = peer_class(hq, hk, hv, causal)
+            peer.lse = backward  # as in the anchors
             peer.forward()
             if backward:
                 grads = peer.backward(hdout)
@@ -69,18 +71,18 @@ def text(value, form):
 
 
 def sweep(lib, timer, args):
-    cells = []
-    print(f"{'cell':28} {args.path:>10} {'fa2':>7} {'cudnn':>7} TFLOP/s  {'/fa2':>6} {'/cudnn':>7}")
+    path, cells = args.path or FLASH, []
+    print(f"{'cell':28} {path:>10} {'fa2':>7} {'cudnn':>7} TFLOP/s  {'/fa2':>6} {'/cudnn':>7}")
     for name, which, dim, causal, seqlen in sweep_cells():
         if not measure.selected(name, args.cells):
             continue
         cell = dict(cell=name, which=which, head_dim=dim, causal=causal, seqlen=seqlen)
         try:
-            cell.update(sweep_cell(lib, timer, args.path, which, dim, causal, seqlen))
+            cell.update(sweep_cell(lib, timer, path, which, dim, causal, seqlen))
             for peer in ("fa2", "cudnn"):
-                cell[f"ratio_{peer}"] = ratio_of(cell, peer, args.path)
+                cell[f"ratio_{peer}"] = ratio_of(cell, peer, path)
             t = cell["tflops"]
-            print(f"{name:28} {t[args.path]:10.1f} {text(t.get('fa2'), '7.1f')} "
+            print(f"{name:28} {t[path]:10.1f} {text(t.get('fa2'), '7.1f')} "
                   f"{text(t.get('cudnn'), '7.1f')}          {text(cell['ratio_fa2'], '6.3f')} "
                   f"{text(cell['ratio_cudnn'], '7.3f')}", flush=True)
         except (RuntimeError, Refused) as error:
@@ -96,14 +98,14 @@ def sweep(lib, timer, args):
                                   cells=len(ratios))
             print(f"{which}: geometric mean against fa2 {summary[which]['geomean']:.3f}, "
                   f"least {summary[which]['min']:.3f}, {len(ratios)} cells")
-    return dict(path=args.path, complete=not args.cells, cells=cells, summary=summary)
+    return dict(path=path, complete=not args.cells, cells=cells, summary=summary)
 
 
 # ---------------------------------------------------------------------------------- decode
 
 def decode(lib, timer, args):
     heads, kv_heads, dim = 32, 8, 128
-    cells = []
+    path, cells = args.path or FLASH, []
     print(f"{'cell':16} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s    {'/fa2':>6}  kernel")
     for batch in (1, 16, 64):
         for keys in (4096, 16384, 65536):
@@ -112,9 +114,9 @@ def decode(lib, timer, args):
                 continue
             cell = dict(cell=name, batch=batch, keys=keys, ms={}, gbps={}, spread={})
             try:
-                decode_cell(lib, timer, args.path, cell, heads, kv_heads, dim)
+                decode_cell(lib, timer, path, cell, heads, kv_heads, dim)
                 g = cell["gbps"]
-                print(f"{name:16} {g[args.path]:8.0f} {text(g.get('fa2'), '8.0f')} "
+                print(f"{name:16} {g[path]:8.0f} {text(g.get('fa2'), '8.0f')} "
                       f"{text(g.get('cudnn'), '8.0f')}         {text(cell['ratio_fa2'], '6.3f')}"
                       f"  {cell['kernel_id']}", flush=True)
             except (RuntimeError, Refused) as error:
@@ -122,7 +124,7 @@ def decode(lib, timer, args):
                 print(f"{name:16} {cell['error']}", flush=True)
             torch.cuda.empty_cache()
             cells.append(cell)
-    return dict(path=args.path, heads=heads, kv_heads=kv_heads, head_dim=dim,
+    return dict(path=path, heads=heads, kv_heads=kv_heads, head_dim=dim,
                 complete=not args.cells, cells=cells)
 
 

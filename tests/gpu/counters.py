@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Hardware counters of the CUDA paths beside the tile model, by Nsight Compute.
 
-usage: counters.py [--out DIR] [--ncu PROGRAM] [--time SECONDS] [GROUP...]
-writes DIR/counters.json;
+usage: counters.py [--out DIR] [--result NAME] [--ncu PROGRAM] [--time SECONDS] [GROUP...]
+writes DIR/NAME.json, by default counters.json, which holds the groups but sm90;
        counters.py --profiled PLANS.json GROUP
 is what ncu runs: the calls of a group, in order.
 Needs torch with CUDA, ATTN_DEVICE_LIBRARY, and permission to read the counters."""
@@ -22,7 +22,7 @@ import results
 from counters_parse import METRICS, merge, parse, summed
 from attn_device import Attention, Library, Refused
 
-FLASH, STANDARD = "flash_sm80", "standard_cuda"
+SM90, FLASH, STANDARD = "flash_sm90", "flash_sm80", "standard_cuda"
 F16, BF16 = torch.float16, torch.bfloat16
 
 # name, path, dtype, batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, options, passes
@@ -42,6 +42,11 @@ GROUPS = {
         ("decode_b16_k16384", FLASH, BF16, 16, 1, 16384, 32, 8, 128, {}, "fwd"),
         ("d128_s2048", STANDARD, BF16, 2, 2048, 2048, 16, 16, 128, {}, "fwd bwd"),
     ),
+    # A result of its own: it goes stale with the kernels of sm90, the others with theirs.
+    "sm90": (
+        ("d128_s4096", SM90, BF16, 4, 4096, 4096, 16, 16, 128, {}, "fwd"),
+        ("d128_causal_s4096", SM90, BF16, 4, 4096, 4096, 16, 16, 128, {"causal": 1}, "fwd"),
+    ),
 }
 
 METHOD = ("ncu, kernel replay, caches flushed before each kernel, clocks left alone; sums over the "
@@ -55,7 +60,8 @@ METHOD = ("ncu, kernel replay, caches flushed before each kernel, clocks left al
 def calls(lib, group):
     """Yields (label, Attention, pass) with everything of the call in place."""
     for name, path, dtype, batch, sq, sk, heads, kv, dim, options, passes in GROUPS[group]:
-        q, k, v, dout = measure.random_tensors(batch, sq, sk, heads, kv, dim, dtype, True)
+        q, k, v, dout = measure.random_tensors(batch, sq, sk, heads, kv, dim, dtype,
+                                               "bwd" in passes)
         label = dict(case=name, path=path, dtype=str(dtype).removeprefix("torch."), batch=batch,
                      seqlen_q=sq, seqlen_k=sk, heads=heads, kv_heads=kv, head_dim=dim,
                      options=options)
@@ -139,6 +145,7 @@ def show(c):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="results")
+    parser.add_argument("--result", default="counters")
     parser.add_argument("--ncu", default="ncu")
     parser.add_argument("--time", type=float, default=300, help="limit of each group, seconds")
     parser.add_argument("--profiled")
@@ -149,7 +156,7 @@ def main():
         return 0
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
     cells, failed = [], []
-    for group in args.groups or GROUPS:
+    for group in args.groups or [name for name in GROUPS if name != "sm90"]:
         try:
             cells += measured(args.ncu, group, args.time, args.out)
         except RuntimeError as error:
@@ -157,7 +164,7 @@ def main():
             print(error, file=sys.stderr, flush=True)
     for cell in cells:
         show(cell)
-    results.write_result(args.out, "counters", {"cells": cells, "failed": failed}, METHOD)
+    results.write_result(args.out, args.result, {"cells": cells, "failed": failed}, METHOD)
     return 1 if failed else 0
 
 

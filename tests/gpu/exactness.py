@@ -15,14 +15,15 @@ import sys
 import tempfile
 import time
 
+import exactness_groups
 import results
 
 METHOD = ("each case on every CUDA path over host tensors: forward, backward on its own out and "
           "lse and on those of the other path, held element by element against a float64 "
           "reference; outputs and workspace NaN beforehand, guard bytes around each, NaN in "
-          "padding and gaps")
+          "padding and gaps; groups: tensors compared on each path in the cases of one head_dim, "
+          "option or magnitude, by running those alone")
 RATIOS = re.compile(r"^max\(error / bound\) of (\S+):((?: \S+ \S+)*)$", re.M)
-COMPARED = re.compile(r"^tensors compared on (\S+): (\d+)$", re.M)
 # Programs of many or long cases are cut into as many parts.
 SHARDS = {"exactness_matrix_cuda_test": 32, "exactness_probe_cuda_test": 8,
           "exactness_long_sums_cuda_test": 4, "exactness_known_inputs_cuda_test": 6,
@@ -104,14 +105,19 @@ def main():
                     pairs = tensors.split()
                     for tensor, ratio in zip(pairs[::2], map(float, pairs[1::2])):
                         ratios[path][tensor] = max(ratio, ratios[path].get(tensor, 0.0))
-                for path, count in COMPARED.findall(shard["text"]):
-                    compared[path] += int(count)
+                compared.update(exactness_groups.compared(shard["text"]))
     for path, tensors in ratios.items():
         print(f"max(error / bound) of {path}: {tensors}, {compared[path]} tensors", flush=True)
+    groups, failed_groups = {}, []
+    for program in args.programs:
+        if program.name == exactness_groups.PROGRAM:
+            groups, failed_groups = exactness_groups.counts(program, args.jobs, args.time)
+            print("groups that failed:", failed_groups or "none", flush=True)
     results.write_result(args.out, "exactness",
                          dict(programs=rows, ratios=ratios, tensors_compared=compared,
-                              failures=failures), METHOD)
-    return 0 if all(r["status"] == 0 for r in rows) else 1
+                              groups=groups, failed_groups=failed_groups, failures=failures),
+                         METHOD)
+    return 0 if all(r["status"] == 0 for r in rows) and not failed_groups else 1
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Timer:
 class FlashAttention2:
     """The FlashAttention-2 that torch contains. Tensors are [batch, heads, seqlen, head_dim]."""
     name = "fa2"
+    lse = True  # in any case
 
     def __init__(self, q, k, v, causal, dropout_p=0.0):
         self.q, self.k, self.v, self.causal, self.dropout_p = q, k, v, causal, dropout_p
@@ -68,6 +69,7 @@ class FlashAttention2:
 class Cudnn:
     """cuDNN's attention through torch."""
     name = "cudnn"
+    lse = True  # which backward needs; forward alone is faster without
 
     def __init__(self, q, k, v, causal, dropout_p=0.0):
         self.q, self.k, self.v, self.causal, self.dropout_p = q, k, v, causal, dropout_p
@@ -75,7 +77,7 @@ class Cudnn:
 
     def forward(self):
         self.result = aten._scaled_dot_product_cudnn_attention(
-            self.q, self.k, self.v, None, True, self.dropout_p, self.causal)
+            self.q, self.k, self.v, None, self.lse, self.dropout_p, self.causal)
 
     def backward(self, dout):
         out, lse, cu_q, cu_k, max_q, max_k, seed, offset = self.result[:8]
@@ -87,13 +89,13 @@ class Cudnn:
 PEERS = (FlashAttention2, Cudnn)
 
 
-def grouped_forward(backend, q, k, v):
+def grouped_forward(backend, q, k, v, causal=False):
     """A callable: forward with fewer KV heads, by torch's choice of kernel options."""
     kind = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
 
     def run():
         with sdpa_kernel(kind):
-            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     return run
 
 

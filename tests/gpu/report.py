@@ -2,19 +2,14 @@
 """Reads the results of run.sh and says whether a bar holds. See report.sh."""
 
 import argparse
-import json
 import math
 import pathlib
 import sys
 
-import sources
+import report_sm90
+from report_base import (CUDA, EXACTNESS_PARTS, FLASH, FLASH_PARTS, OLD_CUDA, PATHS, SERVER, SM90,
+                         STANDARD, TOOLS, Bad, Results, Verdict, complete_cells, geomean, table)
 
-FLASH, STANDARD = "flash_sm80", "standard_cuda"
-CUDA = ("kernels/api", "kernels/cuda/common", "kernels/cuda/ptx", "kernels/cuda/sm80",
-        "kernels/cuda/standard")
-FLASH_PARTS = tuple(part for part in CUDA if not part.endswith(("standard", "api")))
-SERVER = (*CUDA, "kernels/cuda/runtime", "server", "proto")
-PATHS = (FLASH, STANDARD)
 # What an exactness run must hold at least.
 PROGRAMS = ("exactness_matrix_cuda_test", "exactness_probe_cuda_test", "exactness_merge_cuda_test",
             "exactness_known_inputs_cuda_test", "exactness_large_cuda_test",
@@ -22,65 +17,10 @@ PROGRAMS = ("exactness_matrix_cuda_test", "exactness_probe_cuda_test", "exactnes
             "exactness_select_cuda_test", "host_backend_gpu_test")
 
 
-class Bad(Exception):
-    """No verdict: a result is missing, stale, incomplete or of a run that failed."""
-
-
-class Verdict:
-    def __init__(self, value, bar, holds):
-        self.value, self.bar, self.holds = value, bar, holds
-
-
-class Results:
-    def __init__(self, directory, any_sources):
-        self.directory, self.any_sources = pathlib.Path(directory), any_sources
-        self.hashes = sources.all_hashes()
-
-    def read(self, name, parts):
-        """The result NAME.json, measured of the present text of `parts`."""
-        path = self.directory / f"{name}.json"
-        try:
-            result = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise Bad(f"no {path}; tests/gpu/run.sh writes it") from None
-        except ValueError as error:
-            raise Bad(f"{path} is not JSON: {error}") from None
-        for field in ("gpu", "driver", "commit", "date", "method", "sources"):
-            if field not in result:
-                raise Bad(f"{path} does not say its {field}")
-        stale = [part for part in parts if result["sources"].get(part) != self.hashes[part]]
-        if stale and not self.any_sources:
-            raise Bad(f"{path} is stale: {', '.join(stale)} changed since it was measured "
-                      f"({result['date']}, commit {result['commit']})")
-        return result
-
-
-def geomean(values):
-    return math.exp(sum(math.log(v) for v in values) / len(values))
-
-
-def complete_cells(result, count, name):
-    """The cells of a full run, all of which gave an answer."""
-    cells = result.get("cells", [])
-    failed = [f"{c.get('cell', c.get('case'))}: {c['error']}" for c in cells if "error" in c]
-    if failed:
-        raise Bad(f"{name}: {len(failed)} cells failed: {failed[0]}")
-    if len(cells) != count:
-        raise Bad(f"{name}: {len(cells)} cells, not the {count} of a full run")
-    return cells
-
-
-def table(header, rows):
-    widths = [max(len(str(row[n])) for row in [header, *rows]) for n in range(len(header))]
-    for row in [header, *rows]:
-        print("  ".join(str(value).rjust(width) for value, width in zip(row, widths)))
-
-
 # ------------------------------------------------------------------------------------ verdicts
 
 def exactness(results):
-    r = results.read("exactness", (*CUDA, "kernels/cuda/runtime", "tests/exactness",
-                                   "tests/reference"))
+    r = results.read("exactness", EXACTNESS_PARTS)
     worst, rows = 0.0, []
     for path in PATHS:
         tensors = r.get("ratios", {}).get(path)
@@ -115,10 +55,11 @@ def exactness(results):
 
 def sanitizers(results):
     r = results.read("sanitizers", CUDA)
-    rows = [[t["tool"], t["program"], t["cases"], t["findings"], t["status"]] for t in r["runs"]]
-    table(["tool", "program", "cases", "findings", "exit status"], rows)
+    rows = [[t["tool"], t["program"], t.get("head_dim") or "any", t["cases"], t["findings"],
+             t["status"]] for t in r["runs"]]
+    table(["tool", "program", "head_dim", "cases", "findings", "exit status"], rows)
     tools = {t["tool"] for t in r["runs"] if t["cases"] > 0}
-    missing = {"memcheck", "racecheck", "initcheck", "synccheck"} - tools
+    missing = TOOLS - tools
     if missing:
         raise Bad(f"sanitizers: {', '.join(sorted(missing))} did not run")
     findings = sum(t["findings"] for t in r["runs"])
@@ -151,8 +92,8 @@ def sm80_vs_fa2(results):
 
 
 def gpt2_medium(results):
-    r = results.read("gpt2-medium", CUDA)
-    counters = results.read("counters", CUDA)
+    r = results.read("gpt2-medium", OLD_CUDA)
+    counters = results.read("counters", OLD_CUDA)
     rows = []
     for case in r["cases"]:
         for name, run in case["runs"].items():
@@ -161,7 +102,8 @@ def gpt2_medium(results):
                            ("fwd_ms", "bwd_ms", "ms", "model_budget_ms")), run.get("error", "")])
     table(["causal", "dropout", "run", "fwd ms", "bwd ms", "both ms", "model ms", ""], rows)
 
-    plain, dropped = ({name: c["runs"].get(name, {}).get("ms") for name in (*PATHS, "fa2")} |
+    names = (FLASH, STANDARD, "fa2")
+    plain, dropped = ({name: c["runs"].get(name, {}).get("ms") for name in names} |
                       {"budget": c["runs"][STANDARD].get("model_budget_ms")}
                       for c in (case_of(r, 0.0), case_of(r, 0.1)))
     for case in (plain, dropped):
@@ -184,7 +126,8 @@ def gpt2_medium(results):
            "model / L2"], rows)
     off = max(abs(measured[FLASH, which]["plan"]["tile_bytes"] /
                   measured[FLASH, which]["l2_to_sm_bytes"] - 1) for which in ("fwd", "bwd"))
-    dram = {path: sum(measured[path, w]["dram_bytes"] for w in ("fwd", "bwd")) for path in PATHS}
+    dram = {path: sum(measured[path, w]["dram_bytes"] for w in ("fwd", "bwd"))
+            for path in (FLASH, STANDARD)}
     return Verdict(
         f"standard {standard:.2f} of its model's time, flash {flash:.2f} of fa2's time, tile model "
         f"off the L2 counters by {100 * off:.1f}%, DRAM {dram[STANDARD] / 1e9:.1f} : "
@@ -259,9 +202,17 @@ def end_to_end(results):
     failed += [f["command"] for f in r["fixture"] if f["status"] != 0]
     if {f["command"] for f in r["fixture"]} != wanted:
         raise Bad("end-to-end: the fixture did not run")
+    counted = {(e["pass"], e["path"]): 0 for e in r["executions"]}
+    for e in r["executions"]:
+        counted[e["pass"], e["path"]] += e["calls"]
+    table(["pass", "path", "calls by the metrics"], [[*key, int(n)] for key, n in counted.items()])
+    if r["isa"][:1] == ["sm_90"] and not counted.get(("forward", SM90)):
+        failed.append(f"the metrics count no forward on {SM90}")
+    for what in failed:
+        print("failed:", what)
     return Verdict(f"{len(r['calls'])} calls and the fixture, {len(failed)} failed, on the GPU: "
                    f"{' and '.join(sorted(on_gpu)) or 'none'}",
-                   "forward and backward on the GPU, none failed",
+                   "forward and backward on the GPU, each by the fastest path, none failed",
                    wanted <= on_gpu and not failed)
 
 
@@ -282,7 +233,8 @@ def build(results):
 
 REPORTS = {"exactness": exactness, "sanitizers": sanitizers, "sm80-vs-fa2": sm80_vs_fa2,
            "gpt2-medium": gpt2_medium, "decode": decode, "block-sparse": block_sparse,
-           "gpu-memory": gpu_memory, "end-to-end": end_to_end, "build": build}
+           "gpu-memory": gpu_memory, "end-to-end": end_to_end, "build": build,
+           **report_sm90.REPORTS}
 
 
 def main(arguments=None):

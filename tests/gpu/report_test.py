@@ -4,25 +4,30 @@ run."""
 
 import contextlib
 import copy
+import fnmatch
 import io
 import json
 import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
+import anchors
 import build
 import counters_parse
 import exactness as exactness_runner
+import exactness_groups
 import report
 import sources
 
 HERE = pathlib.Path(__file__).resolve().parent
+HASHES = sources.all_hashes()
 
 
 def meta():
     return dict(gpu="A GPU", driver="1", commit="abc", date="2000-01-01T00:00:00Z", method="m",
-                sources=sources.all_hashes())
+                sources=dict(HASHES))
 
 
 def sweep(ratio=1.0):
@@ -63,21 +68,30 @@ def exact(worst=0.99, failed=0, leave_out=None):
     ratios = {p: dict(tensors, dv=worst) for p in report.PATHS}
     programs = [dict(program=p, passed=5, failed=failed, skipped=0, status=int(failed > 0))
                 for p in report.PROGRAMS if p != leave_out]
-    return dict(meta(), ratios=ratios, programs=programs)
+    groups = {"head_dims": dict.fromkeys((*exactness_groups.HEAD_DIMS, "72"), 4),
+              "options": {"causal": 8, "bias": 0}, "numbers": {"gauss": 4, "x64": 4}}
+    return dict(meta(), ratios=ratios, programs=programs, failed_groups=[],
+                tensors_compared={p: 100 for p in report.PATHS},
+                groups={kind: {p: dict(counts) for p in report.PATHS}
+                        for kind, counts in groups.items()})
 
 
-def served(path="flash_sm80", status=0, ratio=0.9):
+def served(path="flash_sm80", status=0, ratio=0.9, isa="sm_80", executed="flash_sm80"):
     share = {"kernel": 0.5, "wire": 0.5}
     calls = [dict(call=f"{c} x", path=path, device_kind="CUDA", share=share, total_ms=1.0, ok=True)
              for c in ("forward", "backward")]
     fixture = [dict(command=c, status=status) for c in ("forward", "backward")]
     sample = [dict(path=p, calls=10, max_ratio=ratio, failed=0) for p in report.PATHS]
-    return dict(meta(), stages=["kernel", "wire"], calls=calls, fixture=fixture, sample=sample)
+    executions = [{"pass": c, "path": executed, "dtype": d, "calls": 3.0}
+                  for c in ("forward", "backward") for d in ("fp16", "bf16")]
+    return dict(meta(), stages=["kernel", "wire"], calls=calls, fixture=fixture, sample=sample,
+                isa=[isa], executions=executions)
 
 
 def sanitized(findings=0, tools=("memcheck", "racecheck", "initcheck", "synccheck")):
-    return dict(meta(), runs=[dict(tool=t, program="p", cases=3, findings=findings, status=0)
-                              for t in tools])
+    return dict(meta(), runs=[dict(tool=t, program="p", head_dim=dim, cases=3, findings=findings,
+                                   status=0, tensors={p: 5 for p in report.PATHS})
+                              for t in tools for dim in (None, *exactness_groups.HEAD_DIMS)])
 
 
 def gpt2(flash=1.0, standard=1.4):
@@ -102,6 +116,50 @@ def built(minutes=10, cores=2):
     return dict(meta(), seconds=60 * minutes, cores=cores, kernels=[kernel])
 
 
+def sm90_forward(r=1.06, slowest=None, **other):
+    """`r`: of every cell, but of one `slowest`."""
+    cells = []
+    for (which, dim, causal, seqlen), row in anchors.sweep().items():
+        if which != "fwd":
+            continue
+        ahead = slowest if slowest is not None and not cells else r
+        # cuDNN has another day than in the anchors, which must not show.
+        ms = {"cudnn": 1.3, "fa2": 2.0,
+              "flash_sm90": 1.3 / (ahead * row["best_peer"] / row["cudnn_9_19"])}
+        cells.append(dict(cell=f"fwd_d{dim}_{causal}_s{seqlen}", which=which, head_dim=dim,
+                          causal=causal, seqlen=seqlen, flops=1e12, ms=ms, kernel_id="k"))
+    return dict(meta(), path="flash_sm90", cells=cells, **{"gpu": "NVIDIA H200", "cudnn": 91900,
+                                                           **other})
+
+
+def sm90_sustained(fp16=1.02, packed=1.04, grouped=0.99, path="flash_sm90"):
+    """Times, of which the other of each cell has 1."""
+    times = {"dtype": {"bf16": 1.0, "fp16": fp16, "cudnn": 1.1},
+             "packed": {"dense": 1.0, "packed": packed},
+             "grouped": {"dense": 1.0, "grouped": grouped}}
+    # The causal cells alone decide: full ones are equal.
+    cells = [dict(cell=f"{group}_{mask}", group=group, causal=mask == "causal", flops=7e11,
+                  ms=ms if mask == "causal" else {n: 1.0 for n in ms})
+             for group, ms in times.items() for mask in ("full", "causal")]
+    return dict(meta(), path=path, calls=300, cells=cells)
+
+
+def sm90_decode(ratio=0.98, replay=9.0):
+    """`ratio`: of the last cell; the others are ahead."""
+    cells = [dict(cell=f"b{b}_k{k}", batch=b, keys=k, path="flash_sm80", declined="OPTION",
+                  kernel_id="k", ms={"ours": 1.0, "fa2": 1.5, "cudnn": 1.2},
+                  gbps={"ours": 2000.0, "fa2": 1.0, "cudnn": 2.0}) for b, k in anchors.decode()]
+    cells[-1]["ms"]["cudnn"] = ratio
+    cells[0]["replay_us"] = {"ours": replay}
+    return dict(meta(), cells=cells)
+
+
+def changed(result, change):
+    copied = copy.deepcopy(result)
+    change(copied)
+    return copied
+
+
 # Name: results under which the bar holds.
 GOOD = {
     "exactness": {"exactness": exact(), "end-to-end": served()},
@@ -113,11 +171,19 @@ GOOD = {
     "gpu-memory": {"gpu-memory": memory()},
     "end-to-end": {"end-to-end": served()},
     "build": {"build": built()},
+    "sm90-exactness": {"exactness": exact(), "sanitizers": sanitized()},
+    "sm90-forward": {"sm90-forward": sm90_forward()},
+    "sm90-forward-sustained": {"sm90-forward-sustained": sm90_sustained()},
+    "sm90-decode": {"sm90-decode": sm90_decode()},
 }
 
 
 class ReportTest(unittest.TestCase):
     def setUp(self):
+        # The tree does not change while the tests run; reading it takes a while.
+        patch = mock.patch.object(sources, "all_hashes", return_value=HASHES)
+        patch.start()
+        self.addCleanup(patch.stop)
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 
@@ -199,6 +265,7 @@ class ReportTest(unittest.TestCase):
                 ("gpu-memory", {"gpu-memory": memory(longest=16384)}),
                 ("end-to-end", {"end-to-end": served(path="flash_cpu")}),
                 ("end-to-end", {"end-to-end": served(status=4)}),
+                ("end-to-end", {"end-to-end": served(isa="sm_90")}),
                 ("build", {"build": built(minutes=31)}),
                 ("build", {"build": built(cores=16)})):
             with self.subTest(name):
@@ -214,12 +281,210 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("out of memory", line)
 
+    def test_end_to_end_on_a_device_of_9_0(self):
+        good = served(isa="sm_90", path="flash_sm90", executed="flash_sm90")
+        self.assertEqual(self.report("end-to-end", {"end-to-end": good})[0], 0)
+
+    def test_sm90_forward_says_which_of_floor_and_goal_is_met(self):
+        for result, status, words in (
+                (sm90_forward(1.06), 0, "goal met, floor met"),
+                (sm90_forward(1.04), 0, "goal not met, floor met"),
+                (sm90_forward(1.06, slowest=0.99), 0, "goal not met, floor met"),
+                (sm90_forward(0.89), 1, "goal not met, floor not met"),
+                (sm90_forward(0.95, slowest=0.79), 1, "goal not met, floor not met")):
+            got, line = self.report("sm90-forward", {"sm90-forward": result})
+            self.assertEqual(got, status, line)
+            self.assertIn(words, line)
+        _, line = self.report("sm90-forward", {"sm90-forward": sm90_forward(0.95, slowest=0.85)})
+        self.assertIn("least 0.850 (fwd_d64_False_s512), 36 cells", line)
+
+    def refused(self, name, result, word):
+        status, line = self.report(name, {name: result})
+        self.assertEqual(status, 1, line)
+        self.assertRegex(line, f"no verdict: .*{word}")
+
+    def test_sm90_forward_refuses_what_the_anchors_cannot_judge(self):
+        name, good = "sm90-forward", sm90_forward()
+        self.refused(name, sm90_forward(gpu="NVIDIA H100"), "H200")
+        self.refused(name, sm90_forward(cudnn=91002), "cuDNN 91002")
+        self.refused(name, changed(good, lambda r: r.update(path="flash_sm80")), "flash_sm80")
+        self.refused(name, changed(good, lambda r: r["cells"].pop()), "35 cells")
+        self.refused(name, changed(good, lambda r: r["cells"][3].update(error="Refused: x")),
+                     "Refused")
+        self.refused(name, changed(good, lambda r: r["cells"][3]["ms"].pop("cudnn")), "peer")
+        self.refused(name, changed(good, lambda r: r["cells"][3].update(seqlen=777)), "anchors")
+
+    def test_sm90_sustained(self):
+        name = "sm90-forward-sustained"
+        status, line = self.report(name, {name: sm90_sustained()})
+        self.assertEqual(status, 0, line)
+        self.assertIn("full 700 TFLOP/s (1.045 of FlashAttention-3's 670", line)
+        self.assertIn("fp16 / bf16 0.980, THD / dense 0.962, GQA / dense 1.000", line)
+        for slow in (dict(fp16=1.04), dict(packed=1.06), dict(grouped=1.06)):
+            status, line = self.report(name, {name: sm90_sustained(**slow)})
+            self.assertEqual(status, 1, line)
+            self.assertNotIn("no verdict", line)
+        self.refused(name, sm90_sustained(path="flash_sm80"), "flash_sm80")
+        self.refused(name, changed(sm90_sustained(), lambda r: r["cells"].pop()), "5 cells")
+
+    def test_sm90_decode(self):
+        name = "sm90-decode"
+        status, line = self.report(name, {name: sm90_decode()})
+        self.assertEqual(status, 0, line)
+        self.assertIn("0.980 (b64_k65536), 9 cells by flash_sm80; above the anchors' best "
+                      "in 1 of 9", line)
+        self.assertIn("graph replay 9.0 us (goal < 10 met", line)
+        status, line = self.report(name, {name: sm90_decode(replay=12.0)})
+        self.assertEqual(status, 0, line)
+        self.assertIn("not met", line)
+        status, line = self.report(name, {name: sm90_decode(0.96)})
+        self.assertEqual(status, 1)
+        self.assertNotIn("no verdict", line)
+        self.refused(name, changed(sm90_decode(), lambda r: r["cells"][0].update(keys=1)),
+                     "anchors")
+        self.refused(name, changed(sm90_decode(), lambda r: r["cells"].pop()), "8 cells")
+
+    def test_sm90_exactness(self):
+        name = "sm90-exactness"
+
+        def status(exactness=None, sanitizers=None):
+            return self.report(name, {"exactness": exactness or exact(),
+                                      "sanitizers": sanitizers or sanitized()})
+        for bad in (dict(exactness=exact(worst=1.001)), dict(exactness=exact(failed=1)),
+                    dict(sanitizers=sanitized(findings=1)),
+                    dict(exactness=changed(exact(), lambda r: r["failed_groups"].append("x")))):
+            self.assertEqual(status(**bad)[0], 1)
+            self.assertNotIn("no verdict", status(**bad)[1])
+        for change in (lambda r: r["ratios"].pop("flash_sm90"),
+                       lambda r: r["groups"]["head_dims"]["flash_sm90"].update({"192x128": 0}),
+                       lambda r: r["groups"]["head_dims"].pop("flash_sm90"),
+                       lambda r: r["groups"]["numbers"]["flash_sm90"].update(x64=0)):
+            self.assertIn("no verdict", status(exactness=changed(exact(), change))[1])
+        bare = changed(sanitized(), lambda r: r["runs"][9].update(tensors={"flash_sm80": 3}))
+        self.assertRegex(status(sanitizers=bare)[1], "no verdict: .*racecheck at head_dim 96$")
+
+    def test_results_of_flash_sm80_outlive_changes_of_sm90(self):
+        for name, files in GOOD.items():
+            for file in files:
+                old = copy.deepcopy(files)
+                old[file]["sources"][sources.SM90] = "0" * 16
+                with self.subTest(name, file=file):
+                    stands = name in ("sm80-vs-fa2", "gpt2-medium", "decode", "block-sparse",
+                                      "gpu-memory")
+                    self.assertEqual(self.report(name, old)[0], 0 if stands else 1)
+        old = copy.deepcopy(GOOD["sm90-forward"])
+        old["sm90-forward"]["sources"]["kernels/cuda/sm80"] = "0" * 16
+        self.assertEqual(self.report("sm90-forward", old)[0], 0)
+
     def test_unknown_name(self):
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             report.main(["speed"])
 
 
+class SourcesTest(unittest.TestCase):
+    """On a tree of a few files."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name, text in (
+                ("common/shared.cuh", '#include "kernels/cuda/ptx/both.cuh"\n'),
+                ("common/params.cc", '#include "kernels/cuda/common/params.h"\n'),
+                ("common/params.h", ""), ("ptx/both.cuh", ""), ("ptx/unused.cuh", ""),
+                ("ptx/new.cuh", '#include "kernels/cuda/ptx/newer.cuh"\n'), ("ptx/newer.cuh", ""),
+                ("sm80/a.cuh", '#include "kernels/cuda/common/shared.cuh"\n'),
+                ("sm90/b.cuh", '#include "kernels/cuda/ptx/new.cuh"\n'
+                               '#include "kernels/cuda/common/params.h"\n'
+                               '#include "kernels/cuda/ptx/both.cuh"\n')):
+            self.write(name, text)
+        self.before = self.hashes()
+
+    def write(self, name, text):
+        path = self.root / "kernels/cuda" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def hashes(self):
+        sources.sm90_only.cache_clear()
+        self.addCleanup(sources.sm90_only.cache_clear)
+        return sources.all_hashes(self.root)
+
+    def changed_by(self, name):
+        self.write(name, "// new\n")
+        now = self.hashes()
+        return {part.removeprefix("kernels/cuda/") for part in now
+                if now[part] != self.before[part]}
+
+    def test_headers_of_sm90_alone_count_with_it(self):
+        self.assertEqual(self.changed_by("ptx/newer.cuh"), {"sm90"})
+
+    def test_shared_headers_count_with_their_folder(self):
+        for name in ("ptx/both.cuh", "ptx/unused.cuh", "common/params.h"):
+            with self.subTest(name):
+                self.assertEqual(self.changed_by(name), {name.split("/")[0]})
+                self.setUp()
+
+    def test_a_file_of_a_kernel_counts_with_it(self):
+        self.write("sm80/c.cuh", "")
+        self.before = self.hashes()
+        self.assertEqual(self.changed_by("sm80/c.cuh"), {"sm80"})
+
+
+class AnchorsTest(unittest.TestCase):
+    def test_every_cell_has_its_row(self):
+        rows = anchors.sweep()
+        self.assertEqual(set(rows), {(w, d, c, s) for w in ("fwd", "bwd") for d in (64, 128, 256)
+                                     for c in (False, True)
+                                     for s in (512, 1024, 2048, 4096, 8192, 16384)})
+        for row in rows.values():
+            self.assertEqual(row["best_peer"], max(row["flashattention3"], row["cudnn_9_19"]))
+        self.assertEqual(len(anchors.decode()), 9)
+
+    def test_relative(self):
+        row = {"best_peer": 600.0, "cudnn_9_19": 500.0}
+        self.assertAlmostEqual(anchors.relative(2.0, 2.4, row), 1.0)
+        self.assertAlmostEqual(anchors.relative(1.0, 2.4, row), 2.0)
+
+
 class ParsersTest(unittest.TestCase):
+    def test_groups_of_cases(self):
+        listing = ("HeadDim/ExactnessTest.\n"
+                   "  EveryPath/bf16_b1_h4_q63_k125_d192_dv128_causal  # GetParam() = x (seed 1)\n"
+                   "  EveryPath/fp32_b1_h4_q63_k125_d64  # GetParam() = x (seed 1)\n"
+                   "Option/ExactnessTest.\n"
+                   "  EveryPath/fp16_b2_h4_kv2_q33_k200_d128  # GetParam() = x\n"
+                   "  EveryPath/fp16_b2_h2_q65_k129_d32_lensk32k63  # GetParam() = x\n"
+                   "  EveryPath/bf16_b2_h2_q65_k129_d32_causal_tl_wl40  # GetParam() = x\n"
+                   "Numbers/ExactnessTest.\n"
+                   "  EveryPath/bf16_b1_h2_q256_k256_d64_causal_x64  # GetParam() = x\n"
+                   "  EveryPath/fp16_b1_h2_q256_k256_d64_x64  # GetParam() = x\n"
+                   "Random/ExactnessTest.\n"
+                   "  EveryPath/bf16_b1_h2_q256_k256_d64_n7  # GetParam() = x\n")
+        groups = exactness_groups.groups_of(listing)
+        self.assertEqual({key: len(names) for key, names in groups.items()},
+                         {("head_dims", "192x128"): 1, ("options", "gqa"): 1,
+                          ("options", "lengths"): 1, ("options", "causal tl wl40"): 1,
+                          ("numbers", "x64"): 2})
+        self.assertEqual(groups["options", "gqa"],
+                         ["Option/ExactnessTest.EveryPath/fp16_b2_h4_kv2_q33_k200_d128"])
+
+    def test_filter_of_a_head_dim(self):
+        def matches(name, head_dim):
+            return any(fnmatch.fnmatchcase(name, pattern)
+                       for pattern in exactness_groups.filter_of(head_dim).split(":"))
+        case = "HeadDim/ExactnessTest.EveryPath/bf16_b1_h4_q63_k125_d"
+        self.assertTrue(matches(case + "192_dv128_causal", "192x128"))
+        self.assertTrue(matches(case + "64", "64"))
+        for name in (case + "192_dv128", case + "16", case.replace("bf16", "fp32") + "192",
+                     case.replace("HeadDim", "Random") + "192"):
+            self.assertFalse(matches(name, "192"), name)
+
+    def test_compared(self):
+        self.assertEqual(exactness_groups.compared(
+            "x\ntensors compared on flash_sm90: 12\ntensors compared on flash_sm80: 7\n"),
+            {"flash_sm90": 12, "flash_sm80": 7})
+
     def test_ptxas_table(self):
         kernels = build.resource_usage(
             "ptxas info    : Compiling entry function 'kernel_a' for 'sm_90'\n"

@@ -3,8 +3,8 @@
 # and writes tests/gpu/results/*.json, which report.sh reads. Goes on after a failed step; the exit
 # status is 0 where every step passed.
 #   tests/gpu/run.sh [--bundle DIR] [--build-dir DIR] [--out DIR] [--only STEP...]
-# Steps: exactness sanitizers sweep decode gpt2 block-sparse memory deterministic counters end-to-end
-#        load build
+# Steps: exactness sanitizers sweep decode gpt2 block-sparse memory deterministic sm90-forward
+#        sm90-sustained sm90-decode counters sm90-counters end-to-end load build
 # Needs: an NVIDIA GPU with its driver; python3 with torch (CUDA) and numpy for the benchmarks, with
 # grpcio for end-to-end and load; ncu (permitted to read counters) for counters; compute-sanitizer for
 # sanitizers. Without --bundle: what deploy/packages.sh installs, and nvcc.
@@ -12,8 +12,8 @@ set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
-all=(exactness sanitizers sweep decode gpt2 block-sparse memory deterministic counters end-to-end
-  load build)
+all=(exactness sanitizers sweep decode gpt2 block-sparse memory deterministic sm90-forward
+  sm90-sustained sm90-decode counters sm90-counters end-to-end load build)
 tests=(matrix probe merge known_inputs large long_sums fixture select)
 bundle="" build_dir="$root/build-gpu" out="$here/results" steps=()
 
@@ -86,6 +86,7 @@ run_step() {
     exactness) python3 "$here/exactness.py" --out "$out" "${programs[@]/#/$bundle/}" ;;
     sanitizers) python3 "$here/sanitizers.py" --out "$out" "$bundle" ;;
     counters) python3 "$here/counters.py" --out "$out" ;;
+    sm90-counters) python3 "$here/counters.py" --out "$out" --result sm90-counters sm90 ;;
     end-to-end) python3 "$here/end_to_end.py" --out "$out" ;;
     load) python3 "$here/load.py" --out "$out" ;;
     build) python3 "$here/build.py" --out "$out" ;;
@@ -106,6 +107,7 @@ benches=() others=() background=""
 for step in "${steps[@]}"; do
   case "$step" in
     sweep | decode | gpt2 | block-sparse | memory | deterministic) benches+=("$step") ;;
+    sm90-forward | sm90-sustained | sm90-decode) benches+=("$step") ;;
     sanitizers) background=sanitizers ;;
     *) others+=("$step") ;;
   esac

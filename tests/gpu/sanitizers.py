@@ -3,7 +3,8 @@
 
 usage: sanitizers.py [--out DIR] [--sanitizer PROGRAM] [--tools TOOL...] [--every N]
                      [--time SECONDS] FOLDER
-FOLDER holds the exactness programs. Of their cases, every Nth runs, another one for each tool."""
+FOLDER holds the exactness programs. Of their cases, every Nth runs, another one for each tool; and
+for each tool a few at each head_dim that has a tile of its own."""
 
 import argparse
 import collections
@@ -15,11 +16,14 @@ import subprocess
 import sys
 import time
 
+import exactness_groups
 import results
 
 METHOD = ("compute-sanitizer over small cases of the exactness programs, another spread of them "
-          "for each tool; initcheck without poisoned memory, which would count as initialised, and "
-          "without cuBLAS, whose kernels store by bulk copies that initcheck does not see")
+          "for each tool, and a few at each head_dim that has a tile of its own, each case on "
+          "every CUDA path that takes it; initcheck without poisoned memory, which would count as "
+          "initialised, and without cuBLAS, whose kernels store by bulk copies that initcheck does "
+          "not see")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Program, cases to choose from. Long and large ones are for the tests that look for wrong numbers.
 PROGRAMS = {
@@ -32,7 +36,9 @@ FINDING = re.compile(r"^========= (Uninit.*|Invalid.*|Error: .*|Warning: .*|Barr
                      r"Program hit.*)\n=========\s+(?:at )?(.*?)(?:\+0x.*)?$", re.M)
 
 
-def run(sanitizer, tool, folder, program, part, parts, limit):
+def run(sanitizer, tool, folder, program, part, parts, limit, head_dim=None):
+    """Some of the cases: a part of PROGRAMS' or, all of them, those at a head_dim."""
+    cases = exactness_groups.filter_of(head_dim) if head_dim else PROGRAMS[program]
     environment = {**os.environ, "GTEST_TOTAL_SHARDS": str(parts), "GTEST_SHARD_INDEX": str(part)}
     if tool == "initcheck":
         environment["ATTN_TEST_NO_POISON"] = "1"
@@ -43,7 +49,7 @@ def run(sanitizer, tool, folder, program, part, parts, limit):
             [sanitizer, "--tool", tool, "--error-exitcode", "99", "--print-limit", "8",
              # Host writes to pinned memory, which initcheck does not see, are copied to the device.
              *(["--check-api-memory-access", "no"] if tool == "initcheck" else []),
-             (folder / program).resolve(), f"--gtest_filter={PROGRAMS[program]}"],
+             (folder / program).resolve(), f"--gtest_filter={cases}"],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", timeout=limit)
         status, text = done.returncode, done.stdout
@@ -53,10 +59,13 @@ def run(sanitizer, tool, folder, program, part, parts, limit):
     kinds = collections.Counter(f"{what.strip()} in {kernel.strip()[:120]}"
                                 for what, kernel in FINDING.findall(text))
     finished = text.count("[       OK ]")
-    return dict(tool=tool, program=program, part=part, parts=parts, cases=finished,
+    return dict(tool=tool, program=program, head_dim=head_dim, part=part, parts=parts,
+                cases=finished,
                 # Without a summary the tool did not get to its end.
                 findings=sum(int(a or b) for a, b in found) if found else 1,
                 status=status, kinds=kinds, summary=bool(found),
+                # A case goes through every path that takes it.
+                tensors=exactness_groups.compared(text),
                 seconds=round(time.monotonic() - start, 1), text=text)
 
 
@@ -81,6 +90,9 @@ def main():
                 for part in (number, number + len(TOOLS)):
                     futures.append(pool.submit(run, args.sanitizer, tool, args.folder, program,
                                                part % parts, parts, args.time))
+            futures += [pool.submit(run, args.sanitizer, tool, args.folder,
+                                    exactness_groups.PROGRAM, 0, 1, args.time, head_dim)
+                        for head_dim in exactness_groups.HEAD_DIMS]
         rows = [future.result() for future in futures]
     for row in rows:
         text = row.pop("text")
