@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/params.h"
+#include "kernels/cuda/ptx/math.cuh"
 
 namespace attn::cuda {
 
@@ -24,6 +25,28 @@ __device__ __forceinline__ DeviceSequence SequenceOf(const SequenceParams& p, in
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
+
+// Largest magnitude of a log2 score at which fma(s, scale, -base), base = top * scale rounded,
+// leaves the score `top` within 2^-19 of 0. Farther out that rounding would show: it stands in the
+// sum, but not in the probabilities, which are rounded to 16 bits.
+inline constexpr float kExactBase = 64.0f;
+// By how much (log2) a row's scores may pass what its probabilities are relative to before that is
+// raised and the accumulator rescaled. 2^8 is no loss: a rounding is relative to what is rounded.
+inline constexpr float kLazyRise = 8.0f;
+
+// lse of a row with keys from its maximum (log2 units), the sum relative to it, and the sink
+// (-infinity: none); *factor becomes what its sum of values is multiplied by.
+__device__ __forceinline__ float FinishRow(float max2, float sum, float sink, float* factor) {
+  float lse2 = max2 + log2f(sum);
+  *factor = 1.0f / sum;
+  if (sink != -CUDART_INF_F) {
+    const float sink2 = sink * kLog2E, top = fmaxf(lse2, sink2);
+    const float with_sink = top + log2f(ptx::Exp2(lse2 - top) + ptx::Exp2(sink2 - top));
+    *factor *= ptx::Exp2(lse2 - with_sink);
+    lse2 = with_sink;
+  }
+  return lse2 * kLn2;
+}
 
 __device__ __forceinline__ float LoadBias(const ScoreParams& p, int64_t index) {
   switch (p.bias_type) {

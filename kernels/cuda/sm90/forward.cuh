@@ -39,6 +39,7 @@ struct ForwardTraits : Tile_ {
   static constexpr Mode kMode = kMode_;
   static constexpr bool kOptions = kMode == Mode::kOptions;
   static constexpr bool kLimits = kMode != Mode::kFull;
+  static constexpr bool kBlockMask = kMode == Mode::kBlocks || kOptions;
   static constexpr int kQueries = 64 * Tile_::kConsumers;
   static constexpr int kThreads = 128 * (Tile_::kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * Tile_::kConsumers;
@@ -64,9 +65,7 @@ struct ForwardTraits : Tile_ {
   static constexpr int kSharedBytes = kWorkAt + kWorkSlots * static_cast<int>(sizeof(Work)) + 1024;
   static constexpr uint32_t kSquares = (uint32_t{1} << (Tile_::kKeys / kMaskStep)) - 1;
   static_assert(Tile_::kKeys % 16 == 0 && Tile_::kKeys * 128 % 1024 == 0);
-#ifndef X_ANY
-  static_assert(kMode == Mode::kFull || Tile_::kKeys % kMaskStep == 0);
-#endif
+  static_assert(!kBlockMask || Tile_::kKeys % kMaskStep == 0);
 };
 
 template <class Traits>
@@ -138,7 +137,7 @@ __device__ __forceinline__ uint32_t ShownSquares(const ForwardParams& p, const W
 template <class Traits>
 __device__ __forceinline__ int NextShown(const ForwardParams& p, const Work& w, const uint8_t* mask,
                                          int n) {
-  if constexpr (Traits::kLimits) {
+  if constexpr (Traits::kBlockMask) {
     if (mask != nullptr) {
       uint32_t bits;
       return n - FindShown(
@@ -180,7 +179,7 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
     if (index < p.work) {
       w = WorkOf<Traits>(p, index);
       w.some = true;
-      if constexpr (Traits::kLimits) {
+      if constexpr (Traits::kBlockMask) {
         if (p.score.block_mask != nullptr) {
           mask = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads).block_mask;
         }
@@ -281,11 +280,14 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
   }
   if constexpr (Traits::kLimits) {
     const int q0 = w.q0 + c.group * 64;
-    uint32_t shown = Traits::kSquares;
-    if (mask != nullptr) {
+    uint32_t shown = ~0u;
+    if (Traits::kBlockMask && mask != nullptr) {
       shown = ShownSquares<Traits>(p, w, mask, q0, 64, n);
     }
-    if (q0 + 63 + w.s.off - p.score.window_left <= n0 && shown == Traits::kSquares) return;
+    if (q0 + 63 + w.s.off - p.score.window_left <= n0 &&
+        (shown & Traits::kSquares) == Traits::kSquares) {
+      return;
+    }
 #pragma unroll
     for (int x = 0; x < Traits::kKeys / 8; ++x) {
 #pragma unroll
@@ -299,11 +301,6 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
     }
   }
 }
-
-// As flash_sm80's: probabilities are relative to a maximum that is raised only when a score passes
-// it by more than 2^kLazyRise; beyond kExactBase it is subtracted before the multiply-add.
-inline constexpr float kExactBase = 64.0f;
-inline constexpr float kLazyRise = 8.0f;
 
 template <class Traits>
 __device__ __forceinline__ void DropProbabilities(const ForwardParams& p, const Work& w,
@@ -482,7 +479,9 @@ __device__ __forceinline__ Range RangeOf(const ForwardParams& p, const Work& w, 
     full_end = max(0, min(full_end, q0 + w.s.off + p.score.window_right + 1));
     r.last = max(r.last, max(0, q0 + w.s.off - p.score.window_left) / kKeys);
     r.full_begin = (max(0, q_last + w.s.off - p.score.window_left) + kKeys - 1) / kKeys;
-    if (p.score.block_mask != nullptr) r.full_begin = w.end;  // none is known to be
+    if constexpr (Traits::kBlockMask) {
+      if (p.score.block_mask != nullptr) r.full_begin = w.end;  // none is known to be
+    }
   }
   r.first = q_last < q0 ? -1 : min(w.end, (key_end + kKeys - 1) / kKeys) - 1;
   // Rows beyond len_q see nothing.
@@ -622,20 +621,6 @@ __device__ __forceinline__ void ClearLooseValues(const Work& w, int n, const Con
   }
   ptx::FenceAsyncProxy();
   ptx::NamedSync(4 + c.group, 128);
-}
-
-// lse of a row with keys from its maximum (log2 units), the sum relative to it, and the sink
-// (-infinity: none); *factor becomes what its sum of values is multiplied by.
-__device__ __forceinline__ float FinishRow(float max2, float sum, float sink, float* factor) {
-  float lse2 = max2 + log2f(sum);
-  *factor = 1.0f / sum;
-  if (sink != -CUDART_INF_F) {
-    const float sink2 = sink * kLog2E, top = fmaxf(lse2, sink2);
-    const float with_sink = top + log2f(ptx::Exp2(lse2 - top) + ptx::Exp2(sink2 - top));
-    *factor *= ptx::Exp2(lse2 - with_sink);
-    lse2 = with_sink;
-  }
-  return lse2 * kLn2;
 }
 
 template <class Traits>
@@ -782,7 +767,7 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
     const Work& w = works[slot];
     const Range r = RangeOf<Traits>(p, w, c.group);
     HeadOptions options = {};
-    if constexpr (Traits::kLimits) options = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads);
+    if constexpr (Traits::kBlockMask) options = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads);
     const auto next_shown = [&](int n) {
       return NextShown<Traits>(p, w, options.block_mask, n - 1);
     };

@@ -11,11 +11,12 @@ namespace attn::cuda::sm90 {
 inline constexpr int kMaxSplits = 128;  // of the keys
 inline constexpr int kPanel = 64;       // elements of a row of shared memory: 128 bytes
 
-// What Forward is compiled for. kFull: no right or left limit and no block mask, so only the last
-// key tile is masked. kLimited: with them. kOptions: softcap, ALiBi, bias, dropout, or a scale that
-// is not positive, with or without limits. Lengths, sinks and splits are in all.
-enum class Mode { kFull, kLimited, kOptions };
-inline constexpr int kModes = 3;
+// What Forward is compiled for. kFull: no right or left limit and no block mask, so that only the
+// last key tile is masked. kLimited: limits. kBlocks: a block mask, limits or not. kOptions:
+// softcap, ALiBi, bias, dropout, or a scale that is not positive, with or without the others.
+// Lengths, sinks and splits are in all.
+enum class Mode { kFull, kLimited, kBlocks, kOptions };
+inline constexpr int kModes = 4;
 
 struct ForwardParams {
   // Maps of (element, head, token, batch); boxes of kPanel elements of one head and the tile's rows

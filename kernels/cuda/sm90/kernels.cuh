@@ -19,9 +19,11 @@ class Launcher {
   template <Mode kMode>
   using ForwardOf = ForwardTraits<
       T,
-      std::conditional_t<kMode == Mode::kFull, typename Table::Full,
-                         std::conditional_t<kMode == Mode::kLimited, typename Table::Limited,
-                                            typename Table::Options>>,
+      std::conditional_t<
+          kMode == Mode::kFull, typename Table::Full,
+          std::conditional_t<kMode == Mode::kLimited, typename Table::Limited,
+                             std::conditional_t<kMode == Mode::kBlocks, typename Table::Blocks,
+                                                typename Table::Options>>>,
       kMode>;
 
   template <Mode kMode>
@@ -42,6 +44,8 @@ class Launcher {
         return RunForwardOf<Mode::kFull>(p, ctas, stream);
       case Mode::kLimited:
         return RunForwardOf<Mode::kLimited>(p, ctas, stream);
+      case Mode::kBlocks:
+        return RunForwardOf<Mode::kBlocks>(p, ctas, stream);
       case Mode::kOptions:
         break;
     }
@@ -59,7 +63,8 @@ class Launcher {
   static constexpr Kernels kKernels = {
       .head_dim = kHeadDim,
       .head_dim_v = kHeadDimV,
-      .forward_info = {InfoOf<Mode::kFull>(), InfoOf<Mode::kLimited>(), InfoOf<Mode::kOptions>()},
+      .forward_info = {InfoOf<Mode::kFull>(), InfoOf<Mode::kLimited>(), InfoOf<Mode::kBlocks>(),
+                       InfoOf<Mode::kOptions>()},
       .forward = &RunForward};
 };
 

@@ -46,7 +46,8 @@ Mode ModeOf(const AttentionProblem& p) {
   if (p.softcap > 0.0f || p.alibi || p.bias || p.dropout || !(p.softmax_scale > 0.0f)) {
     return Mode::kOptions;
   }
-  const bool limited = p.window_left < kUnlimited || p.window_right < kUnlimited || p.block_mask;
+  if (p.block_mask) return Mode::kBlocks;
+  const bool limited = p.window_left < kUnlimited || p.window_right < kUnlimited;
   return limited ? Mode::kLimited : Mode::kFull;
 }
 

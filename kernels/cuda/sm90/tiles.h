@@ -20,38 +20,44 @@ struct Tiles;
 
 template <>
 struct Tiles<64, 64> {
-  using Full = ForwardTile<64, 64, 128, 3, 2, 2>;
-  using Limited = ForwardTile<64, 64, 128, 3, 2, 2>;
-  using Options = ForwardTile<64, 64, 64, 2, 2, 2>;
+  using Full = ForwardTile<64, 64, 128, 3, 3, 2>;
+  using Limited = ForwardTile<64, 64, 128, 3, 3, 2>;
+  using Blocks = ForwardTile<64, 64, 128, 3, 3, 2>;
+  using Options = ForwardTile<64, 64, 64, 2, 3, 2>;
 };
 template <>
 struct Tiles<96, 96> {
-  using Full = ForwardTile<96, 96, 128, 2, 2, 2>;
-  using Limited = ForwardTile<96, 96, 128, 2, 2, 2>;
+  using Full = ForwardTile<96, 96, 80, 3, 3, 2>;
+  using Limited = ForwardTile<96, 96, 80, 3, 3, 2>;
+  using Blocks = ForwardTile<96, 96, 128, 2, 2, 2>;
   using Options = ForwardTile<96, 96, 64, 2, 2, 2>;
 };
 template <>
 struct Tiles<128, 128> {
-  using Full = ForwardTile<128, 128, 128, 2, 2, 2>;
-  using Limited = ForwardTile<128, 128, 128, 2, 2, 2>;
+  using Full = ForwardTile<128, 128, 80, 3, 3, 2>;
+  using Limited = ForwardTile<128, 128, 80, 3, 3, 2>;
+  using Blocks = ForwardTile<128, 128, 128, 2, 2, 2>;
   using Options = ForwardTile<128, 128, 64, 2, 2, 2>;
 };
 template <>
 struct Tiles<192, 128> {
-  using Full = ForwardTile<192, 128, 128, 2, 2, 1>;
-  using Limited = ForwardTile<192, 128, 128, 2, 2, 1>;
+  using Full = ForwardTile<192, 128, 80, 3, 3, 1>;
+  using Limited = ForwardTile<192, 128, 80, 3, 3, 1>;
+  using Blocks = ForwardTile<192, 128, 128, 2, 2, 1>;
   using Options = ForwardTile<192, 128, 64, 2, 2, 1>;
 };
 template <>
 struct Tiles<192, 192> {
   using Full = ForwardTile<192, 192, 112, 2, 2, 1>;
-  using Limited = ForwardTile<192, 192, 64, 2, 2, 1>;
+  using Limited = ForwardTile<192, 192, 96, 2, 2, 1>;
+  using Blocks = ForwardTile<192, 192, 64, 2, 2, 1>;
   using Options = ForwardTile<192, 192, 64, 2, 2, 1>;
 };
 template <>
 struct Tiles<256, 256> {
   using Full = ForwardTile<256, 256, 80, 2, 2, 1>;
   using Limited = ForwardTile<256, 256, 64, 2, 2, 1>;
+  using Blocks = ForwardTile<256, 256, 64, 2, 2, 1>;
   using Options = ForwardTile<256, 256, 64, 2, 2, 1>;
 };
 
