@@ -307,19 +307,17 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       step = next;
     }
   }
-  if (p.grads_fp32 || !Traits::kStagedStores) {
+  if (p.grads_fp32) {
     WriteKeyRows<Traits>(p, at, p.dk, p.dk_strides, p.head_dim, p.score.scale, dk);
     WriteKeyRows<Traits>(p, at, p.dv, p.dv_strides, p.head_dim_v, 1.0f, dv);
     return;
   }
-  if constexpr (Traits::kStagedStores) {
-    __syncthreads();  // K and V have been read
-    StageKeyRows<Traits, kQkChunks>(at, at.k_tile, p.score.scale, dk);
-    StageKeyRows<Traits, kVChunks>(at, at.v_tile, 1.0f, dv);
-    __syncthreads();
-    CopyKeyRows<Traits, kQkChunks>(at, at.k_tile, p.dk, p.dk_strides, p.head_dim);
-    CopyKeyRows<Traits, kVChunks>(at, at.v_tile, p.dv, p.dv_strides, p.head_dim_v);
-  }
+  __syncthreads();  // K and V have been read
+  StageKeyRows<Traits, kQkChunks>(at, at.k_tile, p.score.scale, dk);
+  StageKeyRows<Traits, kVChunks>(at, at.v_tile, 1.0f, dv);
+  __syncthreads();
+  CopyKeyRows<Traits, kQkChunks>(at, at.k_tile, p.dk, p.dk_strides, p.head_dim);
+  CopyKeyRows<Traits, kVChunks>(at, at.v_tile, p.dv, p.dv_strides, p.head_dim_v);
 }
 
 }  // namespace attn::cuda::sm80

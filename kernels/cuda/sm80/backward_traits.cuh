@@ -36,10 +36,6 @@ struct BackwardTraits : Tile_ {
   static constexpr uint32_t kSquares =
       (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
   static_assert(kSQueries % 2 == 0 && kDkDims % 2 == 0 && kDvDims % 2 == 0 && kDqDims % 2 == 0);
-#ifndef X_STAGED
-#define X_STAGED true
-#endif
-  static constexpr bool kStagedStores = X_STAGED;
   // Of a lane, for a step: one for two query tiles (n8) of a key tile (m16).
   static constexpr int kDraws = kSKeys * kSQueries / 2;
   static_assert(kDraws <= 8);

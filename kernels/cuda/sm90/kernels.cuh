@@ -19,11 +19,7 @@ class Launcher {
   template <Mode kMode>
   using ForwardOf = ForwardTraits<
       T,
-      std::conditional_t<
-          kMode == Mode::kFull, typename Table::Full,
-          std::conditional_t<kMode == Mode::kLimited, typename Table::Limited,
-                             std::conditional_t<kMode == Mode::kBlocks, typename Table::Blocks,
-                                                typename Table::Options>>>,
+      std::conditional_t<kMode == Mode::kOptions, typename Table::Options, typename Table::Plain>,
       kMode>;
 
   template <Mode kMode>
