@@ -341,7 +341,7 @@ __device__ __forceinline__ void LargestScores(const Consumer<Traits>& c, float (
 }
 
 // Raises c.max to what its rows have seen and rescales c.sum and c.o.
-template <class Traits>
+template <class Traits, bool kFirst>
 __device__ __forceinline__ void RaiseMaximum(float scale_log2, float keep_log2, float limit,
                                              const float (&tops)[2], Consumer<Traits>& c) {
   float from[2], correction[2];
@@ -364,17 +364,19 @@ __device__ __forceinline__ void RaiseMaximum(float scale_log2, float keep_log2, 
     c.base[half] = c.far ? 0.0f : from[half] * scale_log2;
     if constexpr (Traits::kOptions) c.base[half] -= keep_log2;
   }
+  if constexpr (!kFirst) {
 #pragma unroll
-  for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
+    for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) c.o[x][e] *= correction[e >> 1];
+      for (int e = 0; e < 4; ++e) c.o[x][e] *= correction[e >> 1];
+    }
   }
 }
 
 // c.s := probabilities relative to c.max, c.p the same as A of the next O += P V. Lanes look at the
 // scores of their own: only where one of the warp's passes the limit do rows compare. No product is
-// in flight.
-template <class Traits>
+// in flight. kFirst: of a work; c.o is zero.
+template <class Traits, bool kFirst>
 __device__ __forceinline__ void OnlineSoftmax(const ForwardParams& p, const Work& w,
                                               const HeadOptions& options, int n,
                                               const float (&tops)[2], Consumer<Traits>& c) {
@@ -384,7 +386,7 @@ __device__ __forceinline__ void OnlineSoftmax(const ForwardParams& p, const Work
   const bool rises = __any_sync(
       ~0u, (tops[0] - c.max[0]) * scale_log2 > limit || (tops[1] - c.max[1]) * scale_log2 > limit);
   if (rises || c.far) {  // one branch past what is rare
-    if (rises) RaiseMaximum<Traits>(scale_log2, p.score.keep_log2, limit, tops, c);
+    if (rises) RaiseMaximum<Traits, kFirst>(scale_log2, p.score.keep_log2, limit, tops, c);
     if (c.far) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -510,11 +512,11 @@ __device__ __forceinline__ void FinishScores(const ForwardParams& p, const Work&
 // Waits for the warpgroup's turn to issue products, and passes the turn on.
 template <class Traits>
 __device__ __forceinline__ void AwaitTurn(int group) {
-  if constexpr (Traits::kConsumers > 1) ptx::NamedSync(1 + group, 256);
+  if constexpr (Traits::kTurns) ptx::NamedSync(1 + group, 256);
 }
 template <class Traits>
 __device__ __forceinline__ void PassTurn(int group) {
-  if constexpr (Traits::kConsumers > 1) {
+  if constexpr (Traits::kTurns) {
     ptx::NamedArrive(1 + (group + 1 == Traits::kConsumers ? 0 : group + 1), 256);
   }
 }
@@ -588,7 +590,7 @@ __device__ __forceinline__ void Step(const ForwardParams& p, const Work& w,
   FinishScores<Traits>(p, w, options, r, n, c);
   LargestScores<Traits>(c, tops);
   FinishValues<Traits>(c);
-  OnlineSoftmax<Traits>(p, w, options, n, tops, c);
+  OnlineSoftmax<Traits, false>(p, w, options, n, tops, c);
 }
 
 // A tile of which this warpgroup sees nothing.
@@ -623,70 +625,85 @@ __device__ __forceinline__ void ClearLooseValues(const Work& w, int n, const Con
   ptx::NamedSync(4 + c.group, 128);
 }
 
+// Writes a row of FP32 results, this lane's columns; a row without keys may have summed what is not
+// a number.
+template <class Traits>
+__device__ __forceinline__ void WriteFp32Row(float* row, int head_dim_v, int half, float factor,
+                                             const Consumer<Traits>& c) {
+#pragma unroll
+  for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
+    const int column = x * 8 + (c.lane & 3) * 2;
+    if (column >= head_dim_v) continue;
+    *reinterpret_cast<float2*>(row + column) =
+        factor != 0.0f ? make_float2(c.o[x][2 * half] * factor, c.o[x][2 * half + 1] * factor)
+                       : make_float2(0.0f, 0.0f);
+  }
+}
+
+// Writes a row of 16-bit results. Four lanes have 4 bytes each of every 16; they exchange, so that
+// each has 16 of every 64.
+template <class Traits>
+__device__ __forceinline__ void WriteRow(typename Traits::T* row, bool stored, int head_dim_v,
+                                         int half, float factor, const Consumer<Traits>& c) {
+  const int quad = c.lane & 3;
+#pragma unroll
+  for (int x = 0; x < Traits::kHeadDimV / 8; x += 4) {
+    uint32_t r[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      r[t] = ptx::Element<typename Traits::T>::Pack(c.o[x + t][2 * half] * factor,
+                                                    c.o[x + t][2 * half + 1] * factor);
+      if (factor == 0.0f) r[t] = 0;
+    }
+    ptx::TransposeInQuad(r, quad);
+    const int column = (x + quad) * 8;
+    if (stored && column < head_dim_v) {
+      *reinterpret_cast<uint4*>(row + column) = make_uint4(r[0], r[1], r[2], r[3]);
+    }
+  }
+}
+
 template <class Traits>
 __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
                                           const Consumer<Traits>& c) {
-  using T = typename Traits::T;
-  using E = ptx::Element<T>;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
   const bool partial = p.splits > 1;  // the sink is the merge's
   const float sink =
       p.score.sinks != nullptr && !partial ? __ldg(p.score.sinks + w.h) : -CUDART_INF_F;
-  const int64_t lse_row0 = w.s.lse + w.h * p.lse_head;
-  const int quad = c.lane & 3;
+  float sums[2], lse[2], factors[2];  // factors are 0 in rows without keys
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float sum = c.sum[half];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if constexpr (Traits::kOptions) sum *= p.score.keep_inverse;
-    const int i = RowOf(w, c) + half * 8;
-    const bool valid = i < w.s.len_q, has_keys = valid && sum > 0.0f, stored = i < w.s.rows_q;
-    float lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
-    float factor = 0.0f;                       // and o is 0 there
-    if (has_keys) lse = FinishRow(c.max[half] * scale_log2, sum, sink, &factor);
-    if (partial || p.out_fp32) {
-      const int64_t row = w.split * p.partial_rows + lse_row0 + i;
-      float* to = partial ? p.partial_out + row * p.head_dim_v
-                          : static_cast<float*>(p.out) + w.s.batch * p.out_strides.batch +
-                                w.h * p.out_strides.head + (w.s.q_token + i) * p.out_strides.token;
-      if (stored) {
+    sums[half] = c.sum[half] + __shfl_xor_sync(~0u, c.sum[half], 1);
+    sums[half] += __shfl_xor_sync(~0u, sums[half], 2);
+    if constexpr (Traits::kOptions) sums[half] *= p.score.keep_inverse;
+  }
 #pragma unroll
-        for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
-          const int column = x * 8 + quad * 2;
-          if (column >= p.head_dim_v) continue;
-          // A row without keys may have summed what is not a number.
-          *reinterpret_cast<float2*>(to + column) =
-              has_keys ? make_float2(c.o[x][2 * half] * factor, c.o[x][2 * half + 1] * factor)
-                       : make_float2(0.0f, 0.0f);
-        }
-        if (quad == 0) {
-          if (partial) {
-            p.partial_lse[row] = valid ? lse : CUDART_INF_F;
-          } else {
-            p.lse[lse_row0 + i] = lse;
-          }
-        }
-      }
-      continue;
+  for (int half = 0; half < 2; ++half) {
+    const bool valid = RowOf(w, c) + half * 8 < w.s.len_q;
+    lse[half] = FinishRow(c.max[half] * scale_log2, sums[half], sink, &factors[half]);
+    if (!valid || !(sums[half] > 0.0f)) {
+      factors[half] = 0.0f;
+      lse[half] = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
+      if (partial && !valid) lse[half] = CUDART_INF_F;
     }
-    if (stored && quad == 0) p.lse[lse_row0 + i] = lse;
-    // Four lanes have 4 bytes each of every 16; they exchange, so that each has 16 of every 64.
-    T* to = static_cast<T*>(p.out) + w.s.batch * p.out_strides.batch + w.h * p.out_strides.head +
-            (w.s.q_token + i) * p.out_strides.token;
+  }
+  const int64_t lse_row = w.s.lse + w.h * p.lse_head + RowOf(w, c);
+  const int64_t out_row = w.s.batch * p.out_strides.batch + w.h * p.out_strides.head +
+                          (w.s.q_token + RowOf(w, c)) * p.out_strides.token;
 #pragma unroll
-    for (int x = 0; x < Traits::kHeadDimV / 8; x += 4) {
-      uint32_t r[4];
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        r[t] = has_keys ? E::Pack(c.o[x + t][2 * half] * factor, c.o[x + t][2 * half + 1] * factor)
-                        : 0;
-      }
-      ptx::TransposeInQuad(r, quad);
-      const int column = (x + quad) * 8;
-      if (stored && column < p.head_dim_v) {
-        *reinterpret_cast<uint4*>(to + column) = make_uint4(r[0], r[1], r[2], r[3]);
-      }
+  for (int half = 0; half < 2; ++half) {
+    const bool stored = RowOf(w, c) + half * 8 < w.s.rows_q;
+    const int64_t row = lse_row + half * 8, to = out_row + half * 8 * p.out_strides.token;
+    float* const to_lse = partial ? p.partial_lse + w.split * p.partial_rows + row : p.lse + row;
+    if (stored && (c.lane & 3) == 0) *to_lse = lse[half];
+    if (partial || p.out_fp32) {
+      if (!stored) continue;
+      WriteFp32Row<Traits>(partial ? p.partial_out + (w.split * p.partial_rows + row) * p.head_dim_v
+                                   : static_cast<float*>(p.out) + to,
+                           p.head_dim_v, half, factors[half], c);
+    } else {
+      WriteRow<Traits>(static_cast<typename Traits::T*>(p.out) + to, stored, p.head_dim_v, half,
+                       factors[half], c);
     }
   }
 }
@@ -732,7 +749,7 @@ __device__ __forceinline__ void FirstStep(const ForwardParams& p, const Work* wo
     WriteWork<Traits>(p, works, slot_before, c);
   }
   ResetRows(c);
-  OnlineSoftmax<Traits>(p, works[slot], options, n, tops, c);
+  OnlineSoftmax<Traits, true>(p, works[slot], options, n, tops, c);
   if (p.loose_keys) ClearLooseValues<Traits>(works[slot], n, c);
 }
 

@@ -19,7 +19,9 @@ class Launcher {
   template <Mode kMode>
   using ForwardOf = ForwardTraits<
       T,
-      std::conditional_t<kMode == Mode::kOptions, typename Table::Options, typename Table::Plain>,
+      std::conditional_t<
+          kMode == Mode::kOptions, typename Table::Options,
+          std::conditional_t<kMode == Mode::kFull, typename Table::Full, typename Table::Limited>>,
       kMode>;
 
   template <Mode kMode>
