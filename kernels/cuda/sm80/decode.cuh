@@ -1,14 +1,16 @@
 // Forward for few queries: the rows of a CTA are (query, query head of the group) pairs of one kv
 // head, 16 of them, so that each key is read once for the whole group; each warp takes keys of its
 // own, 32 at a time through buffers of its own, and the warps' results are merged at the end. Bound
-// by reading keys and values: no barrier in the loop, loads of the next keys under way while these
-// are worked on.
+// by reading keys and values: loads of the next keys are under way while these are worked on, and
+// no warp waits for another but in lockstep: there two neighbouring heads are a cluster, whose
+// warps are at most a turn apart, because heads that are read together share rows of memory.
 #ifndef ATTN_KERNELS_CUDA_SM80_DECODE_CUH_
 #define ATTN_KERNELS_CUDA_SM80_DECODE_CUH_
 
 #include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/ptx/math.cuh"
 #include "kernels/cuda/ptx/matrix.cuh"
@@ -355,21 +357,29 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
                                RowAt<Traits>(p, at, at.row0 + lane / 4 + 8)};
     ptx::WaitCopies<kStages - 1>();  // the queries
     __syncthreads();
-    for (int stage = 0; chunk < end; chunk += turn, stage = (stage + 1) % kStages) {
+    const int turns = (end - first_chunk + turn - 1) / turn;
+    for (int n = 0, stage = 0; n < turns; ++n, chunk += turn, stage = (stage + 1) % kStages) {
+      if (p.lockstep) {
+        if (n > 0) ptx::ClusterWait();
+        ptx::ClusterArriveRelaxed();
+      }
       const int ahead = chunk + (kStages - 1) * turn;
       if (ahead < end) FetchKeys<Traits>(p, at, ahead, (stage + kStages - 1) % kStages);
       ptx::CommitCopies();
       ptx::WaitCopies<kStages - 1>();
       __syncwarp();
+      if (chunk < end) {
 #pragma unroll
-      for (int part = 0; part < kKeys / 16; ++part) {
-        DecodeKeys<Traits>(
-            p, at, rows, chunk * kKeys + part * 16,
-            at.k_lane + stage * Traits::kStageBytes + part * 16 * Traits::kQkChunks * 16,
-            at.v_lane + stage * Traits::kStageBytes + part * 16 * Traits::kVChunks * 16, state);
+        for (int part = 0; part < kKeys / 16; ++part) {
+          DecodeKeys<Traits>(
+              p, at, rows, chunk * kKeys + part * 16,
+              at.k_lane + stage * Traits::kStageBytes + part * 16 * Traits::kQkChunks * 16,
+              at.v_lane + stage * Traits::kStageBytes + part * 16 * Traits::kVChunks * 16, state);
+        }
       }
       __syncwarp();
     }
+    if (p.lockstep) ptx::ClusterWait();
   }
   MergeWarps<Traits>(p, at, shared, state);
 }

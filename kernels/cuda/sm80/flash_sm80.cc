@@ -40,6 +40,7 @@ ForwardParams MakeForwardParams(const AttentionProblem& p, const ForwardTensors&
           .partial_out = RegionAt<float>(launch.workspace, workspace.partial_out),
           .partial_lse = RegionAt<float>(launch.workspace, workspace.partial_lse),
           .partial_rows = p.num_heads * p.total_q,
+          .lockstep = plan.lockstep,
           .score = MakeScoreParams(p)};
 }
 

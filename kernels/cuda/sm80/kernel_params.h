@@ -6,6 +6,7 @@
 
 namespace attn::cuda::sm80 {
 
+inline constexpr int kLockstepHeads = 2;         // kv heads that Decode reads in step
 inline constexpr int kPrepareRowsPerBlock = 32;  // of the padded row space
 
 // What Forward and Backward are compiled for. kPlain: the softmax scale folds into the exponent's
@@ -31,6 +32,7 @@ struct ForwardParams {
   int32_t split_tiles;  // key tiles per split
   float *partial_out, *partial_lse;
   int64_t partial_rows;  // rows of an lse-shaped buffer
+  bool lockstep;         // Decode: launched as clusters of kLockstepHeads
   ScoreParams score;
 };
 

@@ -35,15 +35,24 @@ class Launcher {
   using GradientOf = QueryGradientTraits<T, typename Table::QueryGradient, kRowDot>;
 
   template <class Traits, class Kernel, class Params>
-  static cudaError_t Run(Kernel kernel, int64_t blocks, const Params& params, cudaStream_t stream) {
+  static cudaError_t Run(Kernel kernel, int64_t blocks, const Params& params, cudaStream_t stream,
+                         int cluster = 1) {
     static std::atomic<uint64_t> allowed{0};
     if (blocks == 0) return cudaSuccess;
     if (cudaError_t e = AllowShared(kernel, Traits::kSharedBytes, &allowed); e != cudaSuccess) {
       return e;
     }
-    kernel<<<static_cast<unsigned>(blocks), Traits::kThreads, Traits::kSharedBytes, stream>>>(
-        params);
-    return cudaGetLastError();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(Traits::kThreads);
+    config.dynamicSmemBytes = Traits::kSharedBytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, params);
   }
 
   template <Mode kMode>
@@ -68,8 +77,10 @@ class Launcher {
   // Its loop waits for memory: options of their own would be no faster.
   static cudaError_t RunDecode(const ForwardParams& p, Mode mode, cudaStream_t stream) {
     const int64_t blocks = int64_t{p.splits} * p.tiles * p.num_kv_heads * p.sequences.batch;
-    return mode != Mode::kPlain ? Run<DecodeOf<true>>(&Decode<DecodeOf<true>>, blocks, p, stream)
-                                : Run<DecodeOf<false>>(&Decode<DecodeOf<false>>, blocks, p, stream);
+    const int cluster = p.lockstep ? kLockstepHeads : 1;
+    return mode != Mode::kPlain
+               ? Run<DecodeOf<true>>(&Decode<DecodeOf<true>>, blocks, p, stream, cluster)
+               : Run<DecodeOf<false>>(&Decode<DecodeOf<false>>, blocks, p, stream, cluster);
   }
 
   static cudaError_t RunPrepare(const BackwardParams& p, cudaStream_t stream) {

@@ -76,6 +76,9 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
   const KeySplits keys = SplitKeys(p, work, slots, enough, plan.tile_k, plan.decode ? 4 : 1);
   plan.splits = keys.splits;
   plan.split_tiles = keys.split_tiles;
+  // By clusters, which there are from 9.0 on. Splits of a head are read side by side anyway.
+  plan.lockstep = plan.decode && plan.splits == 1 && plan.tiles == 1 && device.major >= 9 &&
+                  p.num_kv_heads % kLockstepHeads == 0;
   return plan;
 }
 

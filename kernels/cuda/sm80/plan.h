@@ -25,8 +25,9 @@ Mode ModeOf(const AttentionProblem& p);
 
 // How a forward pass runs.
 struct ForwardPlan {
-  bool decode = false;  // the kernel for few queries: seqlen_q up to kDecodeQueries
-  int tiles = 0;        // query tiles of a head; decode: row tiles of a kv head
+  bool decode = false;    // the kernel for few queries: seqlen_q up to kDecodeQueries
+  bool lockstep = false;  // neighbouring kv heads keep in step
+  int tiles = 0;          // query tiles of a head; decode: row tiles of a kv head
   int tile_q = 0, tile_k = 0;
   int splits = 1;
   int split_tiles = 0;  // key tiles per split
