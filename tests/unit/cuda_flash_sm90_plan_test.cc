@@ -264,7 +264,7 @@ TEST(FlashSm90PlanTest, ModeIsTheLeastThatTheCallNeeds) {
   EXPECT_EQ(with([](auto& s) {
               s.block_mask = BlockMaskSpec{.mask = attn::Shape({1, 1, 2, 2}, DType::kUint8)};
             }),
-            Mode::kLimited);
+            Mode::kBlocks);
   EXPECT_EQ(with([](auto& s) { s.softcap = 1.0f; }), Mode::kOptions);
   EXPECT_EQ(with([](auto& s) { s.alibi_slopes = attn::Shape({4}); }), Mode::kOptions);
   EXPECT_EQ(with([](auto& s) { s.bias = attn::Shape({1, 1, 256, 256}); }), Mode::kOptions);
@@ -292,6 +292,20 @@ TEST(FlashSm90PlanTest, SectionIsWhatHalfOfL2Holds) {
   spec = SpecOf(shape);
   spec.causal = true;
   EXPECT_EQ(PlanOf(spec).section, 1) << "at least one";
+}
+
+TEST(FlashSm90PlanTest, LastSectionKeepsEveryMultiprocessorBusyToTheEnd) {
+  AttentionSpec spec = SpecOf({.batch = 1, .seqlen_q = 16384, .seqlen_k = 16384, .heads = 8});
+  spec.causal = true;
+  const ForwardPlan plan = PlanOf(spec);
+  EXPECT_LT(plan.section * plan.tiles, 2 * 132);
+  EXPECT_GE(plan.last_section * plan.tiles, 2 * 132);
+  EXPECT_EQ((8 - plan.last_section) % plan.section, 0) << "the others are whole";
+  spec.causal = false;
+  EXPECT_EQ(PlanOf(spec).last_section, 1) << "tiles of equal length go head by head";
+  spec = SpecOf({.batch = 1, .seqlen_q = 256, .seqlen_k = 1 << 16, .heads = 2});
+  spec.causal = true;
+  EXPECT_EQ(PlanOf(spec).last_section, 2) << "no more than there are";
 }
 
 TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {
@@ -335,6 +349,9 @@ TEST(FlashSm90PlanTest, EveryPlanCoversTheCall) {
     EXPECT_EQ(plan.work, plan.tiles * plan.splits * p->num_heads * p->batch);
     EXPECT_GE(plan.section, 1);
     EXPECT_LE(plan.section, p->num_heads * p->batch);
+    EXPECT_GE(plan.last_section, plan.section);
+    EXPECT_LE(plan.last_section, p->num_heads * p->batch);
+    EXPECT_EQ((p->num_heads * p->batch - plan.last_section) % plan.section, 0);
     EXPECT_GE(plan.ctas, 1);
     EXPECT_LE(plan.ctas, plan.work);
     EXPECT_LE(plan.splits, kMaxSplits);

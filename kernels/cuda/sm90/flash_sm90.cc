@@ -42,6 +42,7 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
           .last_first = p.window_right < kUnlimited,
           .tiles = static_cast<int32_t>(plan.tiles),
           .section = static_cast<int32_t>(plan.section),
+          .last_section = static_cast<int32_t>(plan.last_section),
           .work = static_cast<uint32_t>(plan.work),
           .counters = launch.counters,
           .splits = plan.splits,

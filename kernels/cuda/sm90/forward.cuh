@@ -73,17 +73,14 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index) {
   Work w;
   const uint32_t heads = p.num_heads * p.sequences.batch;
   const uint32_t per_head = p.tiles * p.splits;
-  // The first section has what is left over, so that the last one, at whose end multiprocessors
-  // wait for each other, is not a small one.
-  const uint32_t rest = heads % p.section, head_start = rest == 0 ? p.section : rest;
-  uint32_t first_head = 0, section_heads = head_start;
-  if (index >= head_start * per_head) {
-    index -= head_start * per_head;
-    section_heads = p.section;
+  const uint32_t before_last = heads - p.last_section;
+  uint32_t first_head = before_last, section_heads = p.last_section;
+  if (index < before_last * per_head) {
     const uint32_t section = index / (p.section * per_head);
-    index -= section * (p.section * per_head);
-    first_head = head_start + section * p.section;
+    first_head = section * p.section;
+    section_heads = p.section;
   }
+  index -= first_head * per_head;
   uint32_t tile = index / section_heads;
   const uint32_t head = first_head + (index - tile * section_heads);
   w.b = head / p.num_heads;
@@ -531,13 +528,13 @@ __device__ __forceinline__ void AwaitStage(const Consumer<Traits>& c, int kind, 
   ptx::BarrierWait(StageBarrier(c, kind, use), ParityOf<Traits::kStages>(use));
 }
 
-// The queries' last product is done.
 template <class Traits>
 __device__ __forceinline__ void AwaitQueries(const Consumer<Traits>& c) {
   ptx::BarrierWait(c.shared + Traits::kQFull + 8 * StageOf<Traits::kQStages>(c.queries),
                    ParityOf<Traits::kQStages>(c.queries));
 }
 
+// The queries' last product is done.
 template <class Traits>
 __device__ __forceinline__ void ReleaseQueries(Consumer<Traits>& c) {
   Release(c.shared + Traits::kQEmpty + 8 * StageOf<Traits::kQStages>(c.queries), c.lane);

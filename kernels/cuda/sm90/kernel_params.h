@@ -34,8 +34,9 @@ struct ForwardParams {
   bool loose_keys;
   bool last_first;  // hand out the last query tiles first: they have most keys
   // Work: tiles * splits of each of heads * batch, in sections of `section` heads, whose keys and
-  // values the L2 cache holds; within one, all heads' first tiles before all heads' second.
-  int32_t tiles, section;
+  // values the L2 cache holds; within one, all heads' first tiles before all heads' second. The
+  // last section has last_section heads; the others are whole.
+  int32_t tiles, section, last_section;
   uint32_t work;
   uint32_t* counters;   // two: work handed out beyond the first of each CTA; CTAs that are done
   int32_t splits;       // 1: none

@@ -35,6 +35,16 @@ int64_t Section(const AttentionProblem& p, const DeviceProperties& device) {
   return std::clamp<int64_t>(heads, 1, std::max<int64_t>(1, p.num_heads * p.batch));
 }
 
+// At its end multiprocessors wait for the one that works on the longest tile. If it is long enough
+// for two tiles of each multiprocessor, the longest, which go first, are done before the shortest.
+int64_t LastSection(const AttentionProblem& p, const ForwardPlan& plan, int64_t slots) {
+  const int64_t heads = p.num_heads * p.batch;
+  const bool even = p.window_right >= kUnlimited;
+  const int64_t wanted = even ? 1 : CeilDiv(2 * slots, std::max<int64_t>(plan.tiles, 1));
+  const int64_t least = std::min(heads, std::max(plan.section, wanted));
+  return heads - (heads - least) / plan.section * plan.section;
+}
+
 }  // namespace
 
 const Kernels& KernelsFor(const AttentionProblem& p) {
@@ -63,6 +73,7 @@ ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
   plan.splits = keys.splits;
   plan.split_tiles = keys.split_tiles;
   plan.section = Section(p, device);
+  plan.last_section = LastSection(p, plan, slots);
   plan.work = plan.tiles * plan.splits * p.num_heads * p.batch;
   plan.ctas = static_cast<int>(std::min(slots, plan.work));
   return plan;

@@ -28,8 +28,9 @@ struct ForwardPlan {
   int64_t tiles = 0;    // query tiles of a head of the longest sequence
   int splits = 1;       // of the keys
   int split_tiles = 0;  // key tiles per split
-  int64_t section = 1;  // heads whose work is handed out together
-  int64_t work = 0;     // tiles * splits of every head and sequence
+  // Heads whose work is handed out together; of the last such section.
+  int64_t section = 1, last_section = 1;
+  int64_t work = 0;  // tiles * splits of every head and sequence
   int ctas = 0;
 };
 ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
