@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kGuardBytes = 128;
 constexpr std::byte kGuard{0xA5};
 constexpr std::byte kPoison{0xFF};
+constexpr double kRisePerKey = 0.125;  // of a logit, as Numbers::kRising says
 
 enum Stream : uint64_t { kQ, kK, kV, kDout, kDlse, kBias, kHidden, kAlibi, kSinks, kBlock, kDir };
 
@@ -240,6 +241,10 @@ Call::Call(const Case& c, const Values& values) : case_(c) {
     if (c.numbers == Numbers::kSameSign) return 0.01f * x;
     if (c.numbers == Numbers::kFlat) return 0.0f;
     if (c.numbers == Numbers::kSpike) return x + 30 * direction(h / group, d);
+    if (c.numbers == Numbers::kRising) return 0.25f * x + direction(h / group, d);
+    if (c.numbers == Numbers::kFalling) return 0.25f * x - direction(h / group, d);
+    if (c.numbers == Numbers::kCrossing)
+      return 0.25f * x + (i % 2 == 0 ? 1.0f : -1.0f) * direction(h / group, d);
     return x;
   };
   const auto k = [&](int64_t b, int64_t i, int64_t h, int64_t d) {
@@ -247,6 +252,9 @@ Call::Call(const Case& c, const Values& values) : case_(c) {
     if (c.numbers == Numbers::kShared) return x - 4 * Gauss(c.seed, kDir, Index(0, 0, h, d));
     if (c.numbers == Numbers::kSpike && i == lens_k_[b] / 2) {
       return static_cast<float>(1e4 / (scale * 30 * c.dim)) * direction(h, d);
+    }
+    if (c.numbers >= Numbers::kRising) {
+      return 0.25f * x + static_cast<float>(kRisePerKey * i / (scale * c.dim)) * direction(h, d);
     }
     return x;
   };

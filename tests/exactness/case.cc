@@ -43,7 +43,8 @@ std::string OptionNames(const Case& c) {
   if (c.dlse) absl::StrAppend(&s, "_dlse");
   constexpr std::array kStorage = {"", "_gaps", "_bhsd", "_onehead"};
   absl::StrAppend(&s, kStorage[static_cast<size_t>(c.storage)]);
-  constexpr std::array kNumbers = {"", "_x8", "_x64", "_shared", "_samesign", "_flat", "_spike"};
+  constexpr std::array kNumbers = {"",      "_x8",    "_x64",    "_shared",  "_samesign",
+                                   "_flat", "_spike", "_rising", "_falling", "_crossing"};
   absl::StrAppend(&s, kNumbers[static_cast<size_t>(c.numbers)]);
   return s;
 }

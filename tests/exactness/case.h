@@ -20,6 +20,9 @@ enum class Numbers : uint8_t {
   kSameSign,  // v and dout positive, q small: nothing cancels in long sums
   kFlat,      // as kSameSign with q = 0: every probability is 1 / #visible
   kSpike,     // the middle key's logit is about 1e4 above every other
+  kRising,    // logits grow along the keys, by about 2^11 every 64
+  kFalling,   // they shrink
+  kCrossing,  // they grow for even queries and shrink for odd ones
 };
 
 enum class Storage : uint8_t {
@@ -96,6 +99,8 @@ std::vector<Case> RandomCases(size_t count, uint64_t seed);
 std::vector<Case> SameSignCases();
 // Fewer and larger.
 std::vector<Case> LargeCases();
+// FP16 and BF16 calls that tiles of 64 to 256 queries and keys divide in many ways.
+std::vector<Case> TileCases();
 
 }  // namespace attn::exactness
 

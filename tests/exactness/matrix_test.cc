@@ -28,6 +28,7 @@ INSTANTIATE_TEST_SUITE_P(HeadDim, ExactnessTest, ::testing::ValuesIn(HeadDimCase
 INSTANTIATE_TEST_SUITE_P(Numbers, ExactnessTest, ::testing::ValuesIn(NumbersCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Random, ExactnessTest, ::testing::ValuesIn(RandomCases(1500, kRandomSeed)),
                          RandomName);
+INSTANTIATE_TEST_SUITE_P(Tile, ExactnessTest, ::testing::ValuesIn(TileCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Large, ExactnessTest, ::testing::ValuesIn(LargeCases()), CaseName);
 
 }  // namespace
