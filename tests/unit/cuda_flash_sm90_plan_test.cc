@@ -295,7 +295,8 @@ TEST(FlashSm90PlanTest, SectionIsWhatHalfOfL2Holds) {
 }
 
 TEST(FlashSm90PlanTest, LastSectionKeepsEveryMultiprocessorBusyToTheEnd) {
-  AttentionSpec spec = SpecOf({.batch = 1, .seqlen_q = 16384, .seqlen_k = 16384, .heads = 8});
+  AttentionSpec spec =
+      SpecOf({.batch = 1, .seqlen_q = 16384, .seqlen_k = 16384, .heads = 8, .kv_heads = 8});
   spec.causal = true;
   const ForwardPlan plan = PlanOf(spec);
   EXPECT_LT(plan.section * plan.tiles, 2 * 132);
