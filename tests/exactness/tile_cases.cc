@@ -173,6 +173,25 @@ void AddMagnitudes(Cases& cases) {
   }
 }
 
+// What is rare at the ends: no key in the whole call, and dropout that keeps one entry in 65536,
+// whose factor no FP16 number reaches.
+void AddExtremes(Cases& cases) {
+  Case& padded = cases.Add(70, 0);
+  padded.batch = 2;
+  padded.sinks = true;
+  Case& packed = cases.Add(70, 0);
+  packed.layout = Layout::kThd;
+  packed.lens_q = {70, 20};
+  packed.lens_k = {0, 0};
+  for (int pair = 0; pair < 2; ++pair) {
+    Case& c = cases.Add(400, 400, 8, 8);
+    c.heads = c.kv_heads = 2;
+    c.dropout = 0.99998f;
+    c.numbers = Numbers::kFlat;
+    c.dtype = pair == 0 ? DType::kFp16 : DType::kBf16;
+  }
+}
+
 }  // namespace
 
 std::vector<Case> TileCases() {
@@ -184,6 +203,7 @@ std::vector<Case> TileCases() {
   AddBlockMasks(cases);
   AddSplits(cases);
   AddMagnitudes(cases);
+  AddExtremes(cases);
   return cases.Take();
 }
 
