@@ -220,7 +220,7 @@ __device__ __forceinline__ void MergeWarps(const ForwardParams& p, const DecodeP
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if ((at.lane & 3) == 0) {
-      max2[row] = sum > 0.0f ? state.max[half] * scale_log2 : -CUDART_INF_F;
+      max2[row] = sum != 0.0f ? state.max[half] * scale_log2 : -CUDART_INF_F;
       sums[row] = sum;
     }
 #pragma unroll
@@ -243,7 +243,7 @@ __device__ __forceinline__ void MergeWarps(const ForwardParams& p, const DecodeP
     weights[w] = top == -CUDART_INF_F ? 0.0f : ptx::Exp2(max2[w * kRows + row] - top);
     sum += weights[w] * sums[w * kRows + row];
   }
-  const bool has_keys = valid && sum > 0.0f;
+  const bool has_keys = valid && sum != 0.0f;
   const float sink =
       p.score.sinks != nullptr && !partial ? __ldg(p.score.sinks + h) : -CUDART_INF_F;
   float lse = valid ? sink : -CUDART_INF_F, factor = 0.0f;

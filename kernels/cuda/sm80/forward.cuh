@@ -418,7 +418,7 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const ForwardP
       sum += __shfl_xor_sync(~0u, sum, 2);
       if constexpr (Traits::kMayDrop) sum *= p.score.keep_inverse;
       const int i = RowOf<Traits>(at, m, half);
-      const bool valid = i < at.s.len_q, has_keys = valid && sum > 0.0f;
+      const bool valid = i < at.s.len_q, has_keys = valid && sum != 0.0f;
       float lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
       factors[m][half] = 0.0f;                   // and o is 0 there
       if (has_keys) {

@@ -55,8 +55,9 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
 
 absl::Status EncodeMaps(const AttentionProblem& p, const ForwardTensors& t, const ForwardPlan& plan,
                         ForwardParams* params) {
-  const auto encode = [&p](Slot slot, const void* data, int rows, CUtensorMap* map) {
-    return EncodeTensorMap(MapInput(p, slot), data, p.dtype, rows, map);
+  // A tensor without tokens may have no address; a map wants one, and nothing is read by it.
+  const auto encode = [&](Slot slot, const void* data, int rows, CUtensorMap* map) {
+    return EncodeTensorMap(MapInput(p, slot), data != nullptr ? data : t.q, p.dtype, rows, map);
   };
   if (absl::Status s = encode(kSlotQ, t.q, plan.tile_q, &params->q); !s.ok()) return s;
   if (absl::Status s = encode(kSlotK, t.k, plan.tile_k, &params->k); !s.ok()) return s;

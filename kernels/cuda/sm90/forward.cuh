@@ -678,7 +678,7 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
   for (int half = 0; half < 2; ++half) {
     const bool valid = RowOf(w, c) + half * 8 < w.s.len_q;
     lse[half] = FinishRow(c.max[half] * scale_log2, sums[half], sink, &factors[half]);
-    if (!valid || !(sums[half] > 0.0f)) {
+    if (!valid || sums[half] == 0.0f) {  // a sum of NaN is no row without keys
       factors[half] = 0.0f;
       lse[half] = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
       if (partial && !valid) lse[half] = CUDART_INF_F;

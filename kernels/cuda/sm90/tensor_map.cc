@@ -61,6 +61,7 @@ Encoder FindEncoder() {
 }  // namespace
 
 std::string MapObstacle(std::string_view name, const StridedTensor& t) {
+  if (t.tokens == 0) return "";  // nothing is read
   if (t.tokens >= kMaxTokens) return Cat(name, " tokens ", t.tokens, " >= ", kMaxTokens);
   for (const Axis& axis :
        {Axis{"heads", t.heads, t.strides.head}, Axis{"tokens", t.tokens, t.strides.token},
@@ -77,10 +78,13 @@ absl::Status EncodeTensorMap(const StridedTensor& t, const void* data, DType dty
   if (kEncoder->encode == nullptr) return kEncoder->status;
   // An axis of one element may have any stride; the encoder wants a valid one.
   const auto stride = [&t](int64_t extent, int64_t elements) {
-    return static_cast<cuuint64_t>(extent <= 1 ? kRowAlignment : elements * t.element_bytes);
+    const bool any = extent <= 1 || t.tokens == 0;
+    return static_cast<cuuint64_t>(any ? kRowAlignment : elements * t.element_bytes);
   };
-  const auto extent = [](int64_t n) { return static_cast<cuuint64_t>(std::max<int64_t>(n, 1)); };
-  const cuuint64_t dims[4] = {extent(t.dim), extent(t.heads), extent(t.tokens), extent(t.batch)};
+  // Of a tensor without tokens, of which nothing is read, a single row is mapped.
+  const auto extent = [&t](int64_t n) { return static_cast<cuuint64_t>(t.tokens == 0 ? 1 : n); };
+  const cuuint64_t dims[4] = {static_cast<cuuint64_t>(t.dim), extent(t.heads), extent(t.tokens),
+                              extent(t.batch)};
   const cuuint64_t strides[3] = {stride(t.heads, t.strides.head), stride(t.tokens, t.strides.token),
                                  stride(t.batch, t.strides.batch)};
   const cuuint32_t box[4] = {kPanel, 1, static_cast<cuuint32_t>(rows), 1};
