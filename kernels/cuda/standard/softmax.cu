@@ -4,6 +4,13 @@
 namespace attn::cuda::standard {
 namespace {
 
+// What the probabilities that dropout keeps are multiplied by as they are stored; the rest of
+// keep_scale is in the row's factor. All of it, so that a small probability is not rounded as an
+// FP16 subnormal and enlarged afterwards, but 2^16, which no FP16 holds.
+__device__ __forceinline__ float StoredScale(const RowsParams& p) {
+  return fminf(p.score.keep_scale, 32768.0f);
+}
+
 // Writes lse of a row and what its row of out is multiplied by, given the largest visible score and
 // the sum of exp(score - top) without the sink, top the larger of max and sink.
 __device__ __forceinline__ void FinishRow(const RowsParams& p, const RowPlace& at, float max,
@@ -12,7 +19,8 @@ __device__ __forceinline__ void FinishRow(const RowsParams& p, const RowPlace& a
   if (max != -CUDART_INF_F) {
     const float top = fmaxf(max, sink);
     sum += expf(sink - top);
-    factor = p.score.keep_scale / sum;
+    const float stored = StoredScale(p);  // 0: dropout keeps nothing
+    factor = stored > 0.0f ? p.score.keep_scale / stored / sum : 0.0f;
     // In double: an error of one place of lse is an error of every probability of backward.
     lse = static_cast<float>(top + log(static_cast<double>(sum)));
   }
@@ -25,9 +33,10 @@ template <class T, Level kLevel>
 __device__ __forceinline__ void WriteUnit(const RowsParams& p, const RowPlace& at, int j0,
                                           float (&x)[kUnit], T* row) {
   const uint32_t keep = UnitKeeps<kLevel>(p, at, j0);
+  const float scale = kLevel == Level::kPlain ? 1.0f : StoredScale(p);
 #pragma unroll
   for (int e = 0; e < kUnit; ++e) {
-    if ((keep >> e & 1) == 0) x[e] = 0.0f;
+    x[e] = (keep >> e & 1) == 0 ? 0.0f : x[e] * scale;
   }
   Store8(row + j0, x);
   if constexpr (kLevel == Level::kAll && sizeof(T) == 2) {
