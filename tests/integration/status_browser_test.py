@@ -72,7 +72,8 @@ class StatusBrowserTest(unittest.TestCase):
         self.assertEqual(page.run("document.querySelector('#call-title').textContent"), f"Call {chosen}")
         self.assertTrue(page.run("document.querySelector('#call').open"))
         text = page.run("document.querySelector('#call').innerText")
-        for word in ("kernel", "flash_cpu_", "standard", "not taken", absent_cuda_paths()["flash_sm90"]):
+        reason = absent_cuda_paths()["flash_sm90"]
+        for word in ("kernel", "flash_cpu_", "standard", "not taken", reason):
             self.assertIn(word, text)
         self.shot(page, f"{name}_report")
         page.run("document.querySelector('#call-close').click()")
