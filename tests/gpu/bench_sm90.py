@@ -6,6 +6,7 @@ import anchors
 import bench_sweep
 import measure
 from attn_device import Attention, Refused
+from bench_sweep import DIM, HEADS, KV_HEADS
 
 SM90, SM80 = "flash_sm90", "flash_sm80"
 # The pause of the anchors' bursts: shorter ones leave the chip warmer.
@@ -23,7 +24,7 @@ def forward(lib, timer, args):
         if which != "fwd" or not measure.selected(name, args.cells):
             continue
         cell = dict(cell=name, which=which, head_dim=dim, causal=causal, seqlen=seqlen)
-        try:
+        with measure.errors_noted(cell, 24):
             cell.update(bench_sweep.sweep_cell(lib, timer, path, which, dim, causal, seqlen))
             t, ms = cell["tflops"], cell["ms"]
             if "cudnn" in ms:
@@ -32,9 +33,6 @@ def forward(lib, timer, args):
             print(f"{name:24} {t[path]:10.1f} {bench_sweep.text(t.get('cudnn'), '7.1f')} "
                   f"{bench_sweep.text(t.get('fa2'), '7.1f')}          "
                   f"{bench_sweep.text(cell.get('r'), '6.3f')}  {cell['kernel_id']}", flush=True)
-        except (RuntimeError, Refused) as error:
-            cell["error"] = measure.first_line(error)
-            print(f"{name:24} {cell['error']}", flush=True)
         cells.append(cell)
     rs = [c["r"] for c in cells if "r" in c]
     if rs:
@@ -129,12 +127,9 @@ def sustained(lib, timer, args):
             if not measure.selected(name, args.cells):
                 continue
             cell = dict(cell=name, group=group, causal=causal)
-            try:
+            with measure.errors_noted(cell):
                 cell.update(sustained_cell(*make(lib, path, causal)))
                 print(name, cell["tflops"], "TFLOP/s, rounds in ms", cell["rounds_ms"], flush=True)
-            except (RuntimeError, Refused) as error:
-                cell["error"] = measure.first_line(error)
-                print(name, cell["error"], flush=True)
             torch.cuda.empty_cache()
             cells.append(cell)
     return dict(path=path, calls=CALLS, rounds=ROUNDS, complete=not args.cells, cells=cells,
@@ -162,8 +157,7 @@ def sustained_cell(ours, peers):
 
 # ---------------------------------------------------------------------------------- decode
 
-HEADS, KV_HEADS, DIM = 32, 8, 128
-BATCHES, KEYS = (1, 16, 64), (4096, 16384, 65536)
+REPLAYED_CELL = "b1_k4096"
 REPLAYS, UNROLLED = 200, 50
 DECODE_METHOD = (
     "each call launched and replayed as a CUDA graph, both by bursts, and the shorter of the two "
@@ -203,25 +197,20 @@ def replay_us(graph, calls):
 def decode(lib, timer, args):
     cells = []
     print(f"{'cell':12} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}")
-    for batch in BATCHES:
-        for keys in KEYS:
-            name = f"b{batch}_k{keys}"
-            if not measure.selected(name, args.cells):
-                continue
-            cell = dict(cell=name, batch=batch, keys=keys, ms={}, gbps={}, modes={})
-            try:
-                decode_cell(lib, timer, cell, replay=(batch, keys) == (BATCHES[0], KEYS[0]))
-                g = cell["gbps"]
-                print(f"{name:12} {cell['path']:>10} {g['ours']:8.0f} "
-                      f"{bench_sweep.text(g.get('fa2'), '8.0f')} "
-                      f"{bench_sweep.text(g.get('cudnn'), '8.0f')}       "
-                      f"{cell['ratio_best']:6.3f}  {cell['kernel_id']} "
-                      f"{cell.get('replay_us', '')}", flush=True)
-            except (RuntimeError, Refused) as error:
-                cell["error"] = measure.first_line(error)
-                print(f"{name:12} {cell['error']}", flush=True)
-            torch.cuda.empty_cache()
-            cells.append(cell)
+    for name, batch, keys in bench_sweep.decode_cells():
+        if not measure.selected(name, args.cells):
+            continue
+        cell = dict(cell=name, batch=batch, keys=keys, ms={}, gbps={}, modes={})
+        with measure.errors_noted(cell, 12):
+            decode_cell(lib, timer, cell, replay=name == REPLAYED_CELL)
+            g = cell["gbps"]
+            print(f"{name:12} {cell['path']:>10} {g['ours']:8.0f} "
+                  f"{bench_sweep.text(g.get('fa2'), '8.0f')} "
+                  f"{bench_sweep.text(g.get('cudnn'), '8.0f')}       "
+                  f"{cell['ratio_best']:6.3f}  {cell['kernel_id']} "
+                  f"{cell.get('replay_us', '')}", flush=True)
+        torch.cuda.empty_cache()
+        cells.append(cell)
     return dict(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, complete=not args.cells, cells=cells,
                 method=DECODE_METHOD + timer.method())
 

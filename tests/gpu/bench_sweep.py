@@ -3,7 +3,7 @@
 import torch
 
 import measure
-from attn_device import Attention, Refused
+from attn_device import Attention
 
 HIDDEN, TOKENS = 2048, 16384
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -77,7 +77,7 @@ def sweep(lib, timer, args):
         if not measure.selected(name, args.cells):
             continue
         cell = dict(cell=name, which=which, head_dim=dim, causal=causal, seqlen=seqlen)
-        try:
+        with measure.errors_noted(cell, 28):
             cell.update(sweep_cell(lib, timer, path, which, dim, causal, seqlen))
             for peer in ("fa2", "cudnn"):
                 cell[f"ratio_{peer}"] = ratio_of(cell, peer, path)
@@ -85,9 +85,6 @@ def sweep(lib, timer, args):
             print(f"{name:28} {t[path]:10.1f} {text(t.get('fa2'), '7.1f')} "
                   f"{text(t.get('cudnn'), '7.1f')}          {text(cell['ratio_fa2'], '6.3f')} "
                   f"{text(cell['ratio_cudnn'], '7.3f')}", flush=True)
-        except (RuntimeError, Refused) as error:
-            cell["error"] = measure.first_line(error)
-            print(f"{name:28} {cell['error']}", flush=True)
         cells.append(cell)
     summary = {}
     for which in ("fwd", "bwd", "all"):
@@ -103,34 +100,37 @@ def sweep(lib, timer, args):
 
 # ---------------------------------------------------------------------------------- decode
 
-def decode(lib, timer, args):
-    heads, kv_heads, dim = 32, 8, 128
-    path, cells = args.path or FLASH, []
-    print(f"{'cell':16} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s    {'/fa2':>6}  kernel")
+HEADS, KV_HEADS, DIM = 32, 8, 128
+
+
+def decode_cells():
     for batch in (1, 16, 64):
         for keys in (4096, 16384, 65536):
-            name = f"b{batch}_k{keys}"
-            if not measure.selected(name, args.cells):
-                continue
-            cell = dict(cell=name, batch=batch, keys=keys, ms={}, gbps={}, spread={})
-            try:
-                decode_cell(lib, timer, path, cell, heads, kv_heads, dim)
-                g = cell["gbps"]
-                print(f"{name:16} {g[path]:8.0f} {text(g.get('fa2'), '8.0f')} "
-                      f"{text(g.get('cudnn'), '8.0f')}         {text(cell['ratio_fa2'], '6.3f')}"
-                      f"  {cell['kernel_id']}", flush=True)
-            except (RuntimeError, Refused) as error:
-                cell["error"] = measure.first_line(error)
-                print(f"{name:16} {cell['error']}", flush=True)
-            torch.cuda.empty_cache()
-            cells.append(cell)
-    return dict(path=path, heads=heads, kv_heads=kv_heads, head_dim=dim,
+            yield f"b{batch}_k{keys}", batch, keys
+
+
+def decode(lib, timer, args):
+    path, cells = args.path or FLASH, []
+    print(f"{'cell':16} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s    {'/fa2':>6}  kernel")
+    for name, batch, keys in decode_cells():
+        if not measure.selected(name, args.cells):
+            continue
+        cell = dict(cell=name, batch=batch, keys=keys, ms={}, gbps={}, spread={})
+        with measure.errors_noted(cell, 16):
+            decode_cell(lib, timer, path, cell)
+            g = cell["gbps"]
+            print(f"{name:16} {g[path]:8.0f} {text(g.get('fa2'), '8.0f')} "
+                  f"{text(g.get('cudnn'), '8.0f')}         {text(cell['ratio_fa2'], '6.3f')}"
+                  f"  {cell['kernel_id']}", flush=True)
+        torch.cuda.empty_cache()
+        cells.append(cell)
+    return dict(path=path, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM,
                 complete=not args.cells, cells=cells)
 
 
-def decode_cell(lib, timer, path, cell, heads, kv_heads, dim):
-    q, k, v, _ = measure.random_tensors(cell["batch"], 1, cell["keys"], heads, kv_heads, dim,
-                                torch.bfloat16, False)
+def decode_cell(lib, timer, path, cell):
+    q, k, v, _ = measure.random_tensors(cell["batch"], 1, cell["keys"], HEADS, KV_HEADS, DIM,
+                                        torch.bfloat16, False)
     kv_bytes = 2 * k.numel() * k.element_size()
     hq, hk, hv = measure.heads_first(q, k, v)
     ours = Attention(lib, path, q, k, v)

@@ -1,5 +1,6 @@
 """Burst timing, and the peers through torch's aten operators."""
 
+import contextlib
 import fnmatch
 import math
 import time
@@ -134,6 +135,17 @@ def geomean(values):
 
 def first_line(error):
     return f"{type(error).__name__}: " + str(error).strip().split("\n")[0][:200]
+
+
+@contextlib.contextmanager
+def errors_noted(cell, width=0):
+    """A cell that cannot be measured, or that our path declines, says why in cell["error"] and on
+    the screen; the next one goes on."""
+    try:
+        yield
+    except RuntimeError as error:
+        cell["error"] = first_line(error)
+        print(cell["cell"].ljust(width), cell["error"], flush=True)
 
 
 def roof(timer):
