@@ -35,8 +35,8 @@ class KnownInputsTest : public ::testing::TestWithParam<const Backend*> {
            BackwardOf(backend(), *problem, Paths()) != nullptr;
   }
   // The case as the path takes it: in BF16 where it does not take FP32, with head dims in steps of
-  // 8 where it takes no others. Where it still declines, by what it documents, the test is skipped
-  // (and has to look at IsSkipped()).
+  // 8 where it takes no others. Where flash_sm90 still declines, by what it documents, the test is
+  // skipped (and has to look at IsSkipped()).
   static Case Fit(Case c) {
     if (Takes(c)) return c;
     c.dtype = DType::kBf16;
@@ -66,6 +66,7 @@ class KnownInputsTest : public ::testing::TestWithParam<const Backend*> {
 
  private:
   static void SkipIfDocumented(const Case& c) {
+    ASSERT_EQ(backend().path(), PathId::kFlashSm90) << "declines " << c;
     const absl::StatusOr<AttentionProblem> problem = Call(c).Problem(Pass::kForward);
     ASSERT_TRUE(problem.ok()) << problem.status();
     std::vector<Rejection> rejections;
@@ -381,6 +382,31 @@ TEST_P(KnownInputsTest, Case20OneLogitFarAboveTheRest) {
       for (float e : Floats(*x, dtype)) ASSERT_TRUE(std::isfinite(e));
     }
     ExpectExact(c, Only(), values);
+  }
+}
+
+// A NaN is no missing key: rows that see it are NaN, and others are as without it.
+TEST_P(KnownInputsTest, NanInAKeyShowsInTheRowsThatSeeIt) {
+  constexpr int64_t kNan = 70;
+  const Case c = Fit(CausalCounting(200, 200, Alignment::kBottomRight));
+  if (IsSkipped()) return;
+  Values values = Counting();
+  values.k = [](int64_t, int64_t j, int64_t, int64_t) { return j == kNan ? std::nanf("") : 0.0f; };
+  const Call call(c, values);
+  const ForwardOutputs f = Forward(call);
+  const std::vector<float> lse = Floats(f.lse, DType::kFp32);
+  const std::vector<float> out = Floats(f.out, f.dtype);
+  for (int64_t i = 0; i < c.seqlen_q; ++i) {
+    const float first = out[i * c.dim_v];
+    if (i >= kNan) {
+      EXPECT_TRUE(std::isnan(first)) << i << ": " << first;
+      // flash_cpu takes the first such row's lse for one without keys.
+      if (backend().path() == PathId::kFlashCpu) continue;
+      EXPECT_TRUE(std::isnan(lse[i])) << i << ": " << lse[i];
+    } else {
+      EXPECT_NEAR(first, static_cast<float>(i) / 2, 0.25f) << i;
+      EXPECT_NEAR(lse[i], std::log(static_cast<float>(i + 1)), 1e-4f) << i;
+    }
   }
 }
 

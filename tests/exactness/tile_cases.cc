@@ -1,6 +1,7 @@
 // Calls that a kernel of large tiles, several warpgroups and persistent thread blocks can get
 // wrong: whatever the tile, some rows of it see keys that others do not, end early, or see none.
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "tests/exactness/case.h"
@@ -105,6 +106,28 @@ void AddUnevenBatches(Cases& cases) {
   }
 }
 
+// Many heads whose tiles differ in length, so that a thread block goes from one to another that is
+// shorter or longer, at every number of left-over rows, packed and not.
+void AddManyTiles(Cases& cases) {
+  constexpr int64_t kLengths[] = {200, 257, 321, 449, 512};
+  for (size_t n = 0; n < 2 * std::size(kLengths); ++n) {
+    const int64_t length = kLengths[n / 2];
+    Case& c = cases.Add(length, length, kDims[n / 2], 8);
+    c.batch = 2;
+    c.heads = c.kv_heads = 6400 / (c.dim + 56);  // more tiles than multiprocessors
+    c.causal = true;
+    if (n % 2 == 1) {
+      c.layout = Layout::kThd;
+      c.lens_q = {length, length - 130};
+      c.lens_k = {length, length - 100};
+    }
+  }
+  Case& window = cases.Add(449, 449, 104, 8);
+  window.heads = window.kv_heads = 60;
+  window.window_left = 100;
+  window.window_right = 40;
+}
+
 // Head dims that a tile holds with room to spare, with values narrower and wider than keys.
 void AddHeadDims(Cases& cases) {
   constexpr int64_t kDimsV[][3] = {{72, 40, 120},   {88, 96, 160},   {104, 72, 136},
@@ -197,6 +220,7 @@ std::vector<Case> TileCases() {
   AddLengths(cases);
   AddWindows(cases);
   AddUnevenBatches(cases);
+  AddManyTiles(cases);
   AddHeadDims(cases);
   AddBlockMasks(cases);
   AddSplits(cases);

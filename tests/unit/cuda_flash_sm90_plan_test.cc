@@ -9,6 +9,7 @@
 
 #include "kernels/api/problem.h"
 #include "kernels/cuda/call_layout.h"
+#include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/sm90/flash_sm90.h"
 #include "kernels/cuda/sm90/plan.h"
@@ -273,16 +274,17 @@ TEST(FlashSm90PlanTest, ModeIsTheLeastThatTheCallNeeds) {
   EXPECT_EQ(with([](auto& s) { s.softmax_scale = -1.0f; }), Mode::kOptions);
 }
 
-TEST(FlashSm90PlanTest, SectionIsWhatHalfOfL2Holds) {
+// 60 MiB of L2; of 4096 keys half of it.
+TEST(FlashSm90PlanTest, SectionsAreEqualAndWhatL2Holds) {
   Shape shape{.batch = 2, .seqlen_q = 4096, .seqlen_k = 4096, .heads = 32, .kv_heads = 32};
   AttentionSpec spec = SpecOf(shape);
   EXPECT_EQ(PlanOf(spec).section, 1) << "tiles of equal length go head by head";
   spec.causal = true;
-  EXPECT_EQ(PlanOf(spec).section, 15) << "2 MiB a head";
+  EXPECT_EQ(PlanOf(spec).section, 16) << "2 MiB a head, 64 heads";
   shape.kv_heads = 8;
   spec = SpecOf(shape);
   spec.causal = true;
-  EXPECT_EQ(PlanOf(spec).section, 60);
+  EXPECT_EQ(PlanOf(spec).section, 64) << "32 MiB are one section";
   shape.seqlen_k = 256;
   spec = SpecOf(shape);
   spec.causal = true;
@@ -295,13 +297,19 @@ TEST(FlashSm90PlanTest, SectionIsWhatHalfOfL2Holds) {
 }
 
 TEST(FlashSm90PlanTest, LastSectionKeepsEveryMultiprocessorBusyToTheEnd) {
-  AttentionSpec spec =
-      SpecOf({.batch = 1, .seqlen_q = 16384, .seqlen_k = 16384, .heads = 8, .kv_heads = 8});
+  AttentionSpec spec = SpecOf({.batch = 8,
+                               .seqlen_q = 2048,
+                               .seqlen_k = 2048,
+                               .heads = 8,
+                               .kv_heads = 8,
+                               .dim = 256,
+                               .dim_v = 256});
   spec.causal = true;
   const ForwardPlan plan = PlanOf(spec);
+  EXPECT_EQ(plan.section, 8);
   EXPECT_LT(plan.section * plan.tiles, 2 * 132);
   EXPECT_GE(plan.last_section * plan.tiles, 2 * 132);
-  EXPECT_EQ((8 - plan.last_section) % plan.section, 0) << "the others are whole";
+  EXPECT_EQ((64 - plan.last_section) % plan.section, 0) << "the others are whole";
   spec.causal = false;
   EXPECT_EQ(PlanOf(spec).last_section, 1) << "tiles of equal length go head by head";
   spec = SpecOf({.batch = 1, .seqlen_q = 256, .seqlen_k = 1 << 16, .heads = 2});
@@ -355,7 +363,7 @@ TEST(FlashSm90PlanTest, EveryPlanCoversTheCall) {
     EXPECT_EQ((p->num_heads * p->batch - plan.last_section) % plan.section, 0);
     EXPECT_GE(plan.ctas, 1);
     EXPECT_LE(plan.ctas, plan.work);
-    EXPECT_LE(plan.splits, kMaxSplits);
+    EXPECT_LE(plan.splits, cuda::kMaxSplits);
     EXPECT_GE(int64_t{plan.splits} * plan.split_tiles * plan.tile_k,
               std::max_element(p->sequences.begin(), p->sequences.end(),
                                [](const auto& a, const auto& b) { return a.len_k < b.len_k; })
@@ -387,10 +395,9 @@ TEST(FlashSm90PlanTest, ModelReadsKeysOncePerQueryTileAndSkipsMaskedTiles) {
   EXPECT_EQ(loaded(spec), 64 * (head + tiles * 2 * head));
   spec.causal = true;
   const ForwardPlan causal = PlanOf(spec);
-  uint64_t keys = 0;
-  for (int64_t q0 = 0; q0 < 1024; q0 += causal.tile_q) {
-    const int64_t seen = std::min<int64_t>(q0 + causal.tile_q, 1024);
-    keys += std::min<int64_t>(CeilDiv(seen, causal.tile_k) * causal.tile_k, 1024);
+  uint64_t keys = 0;  // tiles end with the last row
+  for (int64_t seen = 1024; seen > 0; seen -= causal.tile_q) {
+    keys += CeilDiv(seen, causal.tile_k) * causal.tile_k;
   }
   EXPECT_EQ(loaded(spec), 64 * (head + keys * 2 * 128 * 2));
 }

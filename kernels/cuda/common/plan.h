@@ -41,6 +41,9 @@ KeySplits SplitKeys(const AttentionProblem& p, int64_t tiles, int64_t slots, int
 struct ForwardLoops {
   int64_t tile_q = 0, tile_k = 0;
   int splits = 1;
+  // Tiles of queries end with the last row stored, rounded up to this; 0: they begin with the
+  // first.
+  int64_t end_multiple = 0;
   // Where rows of a thread block are those of several query heads: how many share one reading of
   // the keys, and how often those are read.
   int64_t heads_per_read = 1, key_reads = 1;
@@ -49,14 +52,16 @@ struct ForwardLoops {
 TileModel ForwardTraffic(const AttentionProblem& p, const ForwardLoops& loops);
 
 // Calls body(rows, keys, tiles) for each tile of `tile_q` queries of (b, h): its valid rows, the
-// keys of the key tiles it visits, and the number of those.
+// keys of the key tiles it visits, and the number of those. `before`: rows of the first tile that
+// stand before the first query.
 template <class Body>
 void ForQueryTiles(const AttentionProblem& p, int64_t b, int64_t h, int64_t tile_q, int64_t tile_k,
-                   const Body& body) {
+                   int64_t before, const Body& body) {
   const Sequence& s = p.sequences[b];
   const bool masked = p.block_mask && p.block_mask->data != nullptr;
-  for (int64_t q0 = 0; q0 < s.len_q; q0 += tile_q) {
-    const int64_t q_last = std::min(q0 + tile_q, s.len_q) - 1;
+  for (int64_t start = -before; start < s.len_q; start += tile_q) {
+    const int64_t q0 = std::max<int64_t>(0, start);
+    const int64_t q_last = std::min(start + tile_q, s.len_q) - 1;
     const int64_t begin = std::max<int64_t>(0, q0 + s.off - p.window_left) / tile_k;
     const int64_t end = std::min(s.len_k, q_last + s.off + p.window_right + 1);
     int64_t keys = 0, tiles = 0;

@@ -37,11 +37,11 @@ inline constexpr float kLazyRise = 8.0f;
 // lse of a row with keys from its maximum (log2 units), the sum relative to it, and the sink
 // (-infinity: none); *factor becomes what its sum of values is multiplied by.
 __device__ __forceinline__ float FinishRow(float max2, float sum, float sink, float* factor) {
-  float lse2 = max2 + log2f(sum);
-  *factor = 1.0f / sum;
+  float lse2 = max2 + __log2f(sum);
+  *factor = __fdividef(1.0f, sum);
   if (sink != -CUDART_INF_F) {
     const float sink2 = sink * kLog2E, top = fmaxf(lse2, sink2);
-    const float with_sink = top + log2f(ptx::Exp2(lse2 - top) + ptx::Exp2(sink2 - top));
+    const float with_sink = top + __log2f(ptx::Exp2(lse2 - top) + ptx::Exp2(sink2 - top));
     *factor *= ptx::Exp2(lse2 - with_sink);
     lse2 = with_sink;
   }

@@ -1,5 +1,5 @@
-// ldmatrix and mma.sync for 16-bit elements, and the packing of fp32 pairs.
-// Source: PTX ISA 8.5, "Warp Level Matrix Multiply-Accumulate Instructions": ldmatrix;
+// ldmatrix, stmatrix and mma.sync for 16-bit elements, and the packing of fp32 pairs.
+// Source: PTX ISA 8.5, "Warp Level Matrix Multiply-Accumulate Instructions": ldmatrix; stmatrix;
 // mma.m16n8k16.
 //
 // Fragment layout of m16n8k16, lane = threadIdx.x % 32 (same section, figures for .f16/.bf16):
@@ -30,6 +30,15 @@ __device__ __forceinline__ void LoadMatrix4Transposed(uint32_t (&r)[4], uint32_t
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+// Stores four 8x8 matrices, each as a register pair-wise holds it in C of mma; addresses as above.
+__device__ __forceinline__ void StoreMatrix4(uint32_t address, const uint32_t (&r)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#endif
 }
 
 __device__ __forceinline__ void StoreShared(uint32_t address, uint32_t value) {

@@ -25,6 +25,29 @@ __device__ __forceinline__ void CopyBox4(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
+// Copies from shared memory to the box at (c0, c1, c2, c3); what of it lies outside the tensor is
+// not written. Joins the thread's open group of copies.
+__device__ __forceinline__ void StoreBox4(const CUtensorMap* map, uint32_t from, int c0, int c1,
+                                          int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(
+          reinterpret_cast<uint64_t>(map)),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// Ends the thread's group of copies. Source: "cp.async.bulk.commit_group".
+__device__ __forceinline__ void CommitStores() {
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+}
+
+// Waits until all but the latest kLatest groups of the thread's copies have read shared memory.
+// Source: "cp.async.bulk.wait_group".
+template <int kLatest>
+__device__ __forceinline__ void WaitStoresRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kLatest) : "memory");
+}
+
 // Orders this thread's ordinary accesses to shared memory before what the tensor cores and the copy
 // engine do to it after the next barrier. Source: "Async proxy", "fence.proxy".
 __device__ __forceinline__ void FenceAsyncProxy() {

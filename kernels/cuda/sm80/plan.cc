@@ -120,7 +120,7 @@ TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile,
     int64_t stored = padded * 8;
     // Backward: q, dout, lse2 and delta once per pair of tiles; dq added to the accumulator.
     ForQueryTiles(
-        p, b, h, kernels.queries, kernels.keys, [&](int64_t rows, int64_t keys, int64_t tiles) {
+        p, b, h, kernels.queries, kernels.keys, 0, [&](int64_t rows, int64_t keys, int64_t tiles) {
           loaded += tiles * (rows * (bytes.q_row + bytes.v_row) + kernels.queries * int64_t{8});
           if (!p.deterministic) stored += tiles * kernels.queries * accumulator_row;
           if (p.bias) {
@@ -134,16 +134,18 @@ TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile,
       stored += s.rows_k * (p.head_dim + p.head_dim_v) * bytes.grad;
     }
     if (p.bias) {  // row_dot
-      ForQueryTiles(p, b, h, tile.gradient_queries, 64, [&](int64_t rows, int64_t keys, int64_t) {
-        loaded += rows * (bytes.q_row + bytes.v_row + 8) + keys * (bytes.k_row + bytes.v_row) +
-                  rows * keys * SizeOf(p.bias->dtype);
-      });
+      ForQueryTiles(
+          p, b, h, tile.gradient_queries, 64, 0, [&](int64_t rows, int64_t keys, int64_t) {
+            loaded += rows * (bytes.q_row + bytes.v_row + 8) + keys * (bytes.k_row + bytes.v_row) +
+                      rows * keys * SizeOf(p.bias->dtype);
+          });
       stored += s.len_q * 4;
     }
     if (p.deterministic) {
-      ForQueryTiles(p, b, h, tile.gradient_queries, 64, [&](int64_t rows, int64_t keys, int64_t) {
-        loaded += rows * (bytes.q_row + bytes.v_row + 8) + keys * (bytes.k_row + bytes.v_row);
-      });
+      ForQueryTiles(
+          p, b, h, tile.gradient_queries, 64, 0, [&](int64_t rows, int64_t keys, int64_t) {
+            loaded += rows * (bytes.q_row + bytes.v_row + 8) + keys * (bytes.k_row + bytes.v_row);
+          });
     } else {
       stored += padded * accumulator_row;  // zeroes
       loaded += CeilDiv(s.rows_q, kernels.queries) * kernels.queries * accumulator_row;

@@ -29,6 +29,8 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
   return {.q = {},
           .k = {},
           .v = {},
+          .out_map = {},
+          .out_ends = p.layout == Layout::kBshd,
           .out = t.out,
           .lse = t.lse,
           .out_strides = ContiguousStrides(p, p.seqlen_q, p.num_heads, p.head_dim_v),
@@ -39,7 +41,7 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
           .head_dim_v = static_cast<int32_t>(p.head_dim_v),
           .out_fp32 = p.out_dtype == DType::kFp32,
           .loose_keys = HasLooseKeys(p),
-          .last_first = p.window_right < kUnlimited,
+          .last_first = !TilesAlike(p),
           .tiles = static_cast<int32_t>(plan.tiles),
           .section = static_cast<int32_t>(plan.section),
           .last_section = static_cast<int32_t>(plan.last_section),
@@ -59,9 +61,11 @@ absl::Status EncodeMaps(const AttentionProblem& p, const ForwardTensors& t, cons
   const auto encode = [&](Slot slot, const void* data, int rows, CUtensorMap* map) {
     return EncodeTensorMap(MapInput(p, slot), data != nullptr ? data : t.q, p.dtype, rows, map);
   };
-  if (absl::Status s = encode(kSlotQ, t.q, plan.tile_q, &params->q); !s.ok()) return s;
+  if (absl::Status s = encode(kSlotQ, t.q, kWarpgroupRows, &params->q); !s.ok()) return s;
   if (absl::Status s = encode(kSlotK, t.k, plan.tile_k, &params->k); !s.ok()) return s;
-  return encode(kSlotV, t.v, plan.tile_k, &params->v);
+  if (absl::Status s = encode(kSlotV, t.v, plan.tile_k, &params->v); !s.ok()) return s;
+  if (plan.splits > 1 || params->out_fp32) return absl::OkStatus();
+  return EncodeTensorMap(MapOutput(p), t.out, p.dtype, kWarpgroupRows / 4, &params->out_map);
 }
 
 class FlashSm90Path final : public DevicePath {

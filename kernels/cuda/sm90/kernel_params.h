@@ -8,8 +8,8 @@
 
 namespace attn::cuda::sm90 {
 
-inline constexpr int kMaxSplits = 128;  // of the keys
-inline constexpr int kPanel = 64;       // elements of a row of shared memory: 128 bytes
+inline constexpr int kPanel = 64;          // elements of a row of shared memory: 128 bytes
+inline constexpr int kWarpgroupRows = 64;  // queries of a consumer warpgroup
 
 // What Forward is compiled for. kFull: no right or left limit and no block mask, so that only the
 // last key tile is masked. kLimited: limits. kBlocks: a block mask, limits or not. kOptions:
@@ -19,10 +19,12 @@ enum class Mode { kFull, kLimited, kBlocks, kOptions };
 inline constexpr int kModes = 4;
 
 struct ForwardParams {
-  // Maps of (element, head, token, batch); boxes of kPanel elements of one head and the tile's rows
-  // of tokens. In THD there is one batch.
-  CUtensorMap q, k, v;
-  void* out;  // contiguous, layout of q
+  // Maps of (element, head, token, batch); boxes of kPanel elements of one head and as many tokens
+  // as a warpgroup has queries, a step keys, and a warp rows. In THD there is one batch. out_map:
+  // only where whole rows are written, and in 16 bits.
+  CUtensorMap q, k, v, out_map;
+  bool out_ends;  // each sequence's rows end where the tensor, or its batch, does
+  void* out;      // contiguous, layout of q
   float* lse;
   TensorStrides out_strides;
   SequenceParams sequences;
@@ -32,7 +34,8 @@ struct ForwardParams {
   // Values of rows that a sequence has beyond len_k may be anything; otherwise they are read as
   // zeros, because the tensor ends there.
   bool loose_keys;
-  bool last_first;  // hand out the last query tiles first: they have most keys
+  // Count tiles of queries from the last row on: the last have most keys and are handed out first.
+  bool last_first;
   // Work: tiles * splits of each of heads * batch, in sections of `section` heads, whose keys and
   // values the L2 cache holds; within one, all heads' first tiles before all heads' second. The
   // last section has last_section heads; the others are whole.

@@ -1,14 +1,13 @@
 #include "kernels/cuda/sm90/plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/plan.h"
 
 namespace attn::cuda::sm90 {
 namespace {
-
-static_assert(kMaxSplits >= cuda::kMaxSplits);
 
 template <DType kType>
 const Kernels& KernelsForDims(int64_t d, int64_t dv) {
@@ -24,23 +23,27 @@ bool OneHeadStored(const AttentionProblem& p) {
   return p.num_kv_heads > 1 && p.k.head == 0 && p.v.head == 0;
 }
 
-// Where tiles differ in length the longest go first, all heads' before all heads' next: so many
-// heads at a time that their keys and values stay in L2, about half of it, beside queries and
-// outputs that pass through. Tiles of equal length go head by head.
+// Where tiles differ in length the longest go first, all heads' before all heads' next, in sections
+// of heads that are about equal. Long sequences: as many heads as L2 holds keys and values of, for
+// many tiles are easier to share out; of short ones a quarter, because each section reads them anew
+// when it begins, and nothing later. Tiles of equal length go head by head.
 int64_t Section(const AttentionProblem& p, const DeviceProperties& device) {
-  if (p.window_right >= kUnlimited) return 1;
-  const int64_t bytes =
-      p.seqlen_k * (p.head_dim + p.head_dim_v) * SizeOf(p.dtype) / MapGroup(p);  // of a query head
-  const int64_t heads = device.l2_bytes / 2 / std::max<int64_t>(bytes, 1);
-  return std::clamp<int64_t>(heads, 1, std::max<int64_t>(1, p.num_heads * p.batch));
+  if (TilesAlike(p)) return 1;
+  const double heads = static_cast<double>(p.num_heads) * static_cast<double>(p.batch);
+  const double bytes = heads / static_cast<double>(MapGroup(p)) *
+                       static_cast<double>(p.seqlen_k * (p.head_dim + p.head_dim_v)) *
+                       static_cast<double>(SizeOf(p.dtype));
+  const double share = std::clamp(static_cast<double>(p.seqlen_k) / 8192.0, 0.25, 1.0);
+  const double sections =
+      std::max(1.0, std::round(bytes / (share * static_cast<double>(device.l2_bytes))));
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(heads / sections)));
 }
 
 // At its end multiprocessors wait for the one that works on the longest tile. If it is long enough
 // for two tiles of each multiprocessor, the longest, which go first, are done before the shortest.
 int64_t LastSection(const AttentionProblem& p, const ForwardPlan& plan, int64_t slots) {
   const int64_t heads = p.num_heads * p.batch;
-  const bool even = p.window_right >= kUnlimited;
-  const int64_t wanted = even ? 1 : CeilDiv(2 * slots, std::max<int64_t>(plan.tiles, 1));
+  const int64_t wanted = TilesAlike(p) ? 1 : CeilDiv(2 * slots, std::max<int64_t>(plan.tiles, 1));
   const int64_t least = std::min(heads, std::max(plan.section, wanted));
   return heads - (heads - least) / plan.section * plan.section;
 }
@@ -60,6 +63,8 @@ Mode ModeOf(const AttentionProblem& p) {
   const bool limited = p.window_left < kUnlimited || p.window_right < kUnlimited;
   return limited ? Mode::kLimited : Mode::kFull;
 }
+
+bool TilesAlike(const AttentionProblem& p) { return p.window_right >= kUnlimited; }
 
 ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
                         const DeviceProperties& device) {
@@ -92,11 +97,24 @@ StridedTensor MapInput(const AttentionProblem& p, Slot slot) {
   return tensor;
 }
 
+StridedTensor MapOutput(const AttentionProblem& p) {
+  const bool bshd = p.layout == Layout::kBshd;
+  const TensorStrides strides = ContiguousStrides(p, p.seqlen_q, p.num_heads, p.head_dim_v);
+  return {.element_bytes = SizeOf(p.out_dtype),
+          .batch = bshd ? p.batch : 1,
+          .tokens = bshd ? p.seqlen_q : p.total_q,
+          .heads = p.num_heads,
+          .dim = p.head_dim_v,
+          .strides = {.batch = strides.batch, .token = strides.token, .head = strides.head}};
+}
+
 int64_t MapGroup(const AttentionProblem& p) { return OneHeadStored(p) ? p.num_heads : p.group(); }
 
 TileModel ModelForward(const AttentionProblem& p, const Kernels& kernels, const ForwardPlan& plan) {
-  TileModel model =
-      ForwardTraffic(p, {.tile_q = plan.tile_q, .tile_k = plan.tile_k, .splits = plan.splits});
+  TileModel model = ForwardTraffic(p, {.tile_q = plan.tile_q,
+                                       .tile_k = plan.tile_k,
+                                       .splits = plan.splits,
+                                       .end_multiple = TilesAlike(p) ? 0 : 64});
   model.tile_q = plan.tile_q;
   model.tile_k = plan.tile_k;
   model.on_chip_elements = (model.tile_q + model.tile_k) * (kernels.head_dim + kernels.head_dim_v) +

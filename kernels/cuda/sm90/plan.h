@@ -23,6 +23,10 @@ const Kernels& KernelsFor(const AttentionProblem& p);
 // The kernels that the call needs.
 Mode ModeOf(const AttentionProblem& p);
 
+// Whether all tiles of queries have about as many keys. If not, the last have most: tiles then end
+// with the last row, and the first may have whole warpgroups before the first row.
+bool TilesAlike(const AttentionProblem& p);
+
 struct ForwardPlan {
   int tile_q = 0, tile_k = 0;
   int64_t tiles = 0;    // query tiles of a head of the longest sequence
@@ -43,6 +47,8 @@ bool HasLooseKeys(const AttentionProblem& p);
 // q, k or v as its tensor map has it. A map holds no stride of 0, so where one head of keys and
 // values is stored for all (both have that stride), it is the only one.
 StridedTensor MapInput(const AttentionProblem& p, Slot slot);
+// out, which is contiguous.
+StridedTensor MapOutput(const AttentionProblem& p);
 // Query heads of a head of keys, in those terms.
 int64_t MapGroup(const AttentionProblem& p);
 

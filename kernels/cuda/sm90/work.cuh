@@ -1,0 +1,172 @@
+// What one tile needs of shared memory, and the pieces of work.
+#ifndef ATTN_KERNELS_CUDA_SM90_WORK_CUH_
+#define ATTN_KERNELS_CUDA_SM90_WORK_CUH_
+
+#include "kernels/cuda/common/score.cuh"
+#include "kernels/cuda/sm90/kernel_params.h"
+
+namespace attn::cuda::sm90 {
+
+// A piece of work: a tile of queries of one head, and for it a range of key tiles [begin, end).
+struct alignas(16) Work {
+  DeviceSequence s;
+  int64_t lse;   // of the tile's first row in an lse-shaped buffer
+  int h, token;  // head of queries; the first row's token
+  int b, split, q0;
+  int place0, place_step;  // of warpgroups: PlaceOf()
+  int begin, end;
+  int first;  // the largest that the block mask shows to some row; below begin: none
+  bool some;  // there is work
+};
+// Where in the tile of queries the rows of a warpgroup begin.
+__device__ __forceinline__ int PlaceOf(const Work& w, int group) {
+  return w.place0 + group * w.place_step;
+}
+// Works that the producer may be ahead, and the one whose rows are still to be written.
+inline constexpr int kWorkSlots = 3;
+
+// Tile is a ForwardTile of tiles.h.
+template <class T_, class Tile_, Mode kMode_>
+struct ForwardTraits : Tile_ {
+  using T = T_;
+  static constexpr Mode kMode = kMode_;
+  static constexpr bool kOptions = kMode == Mode::kOptions;
+  static constexpr bool kLimits = kMode != Mode::kFull;
+  static constexpr bool kBlockMask = kMode == Mode::kBlocks || kOptions;
+  // Warpgroups take turns in issuing products. Under limits one has fewer tiles than another.
+  static constexpr bool kTurns = !kLimits;
+  static constexpr int kConsumers = Tile_::kConsumers;
+  static constexpr int kQueries = kWarpgroupRows * kConsumers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  // Of a thread; together what kThreads have when the kernel starts.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 240;
+  // Panels of kPanel elements: [panels][rows][128 bytes].
+  static constexpr int kPanels = (Tile_::kHeadDim + kPanel - 1) / kPanel;
+  static constexpr int kPanelsV = (Tile_::kHeadDimV + kPanel - 1) / kPanel;
+  static constexpr int kQBytes = kPanels * kWarpgroupRows * 128;  // of one warpgroup
+  static constexpr int kKBytes = kPanels * Tile_::kKeys * 128;
+  static constexpr int kVBytes = kPanelsV * Tile_::kKeys * 128;
+  // Rows leave through shared memory: where two works' queries fit, through the buffer of theirs;
+  // otherwise panel by panel through kRowPanels of their own.
+  static constexpr bool kRowsInQueries = Tile_::kRowPanels == 0;
+  // Shared memory: Q, K stages, V stages, rows, barriers.
+  static constexpr int kKAt = Tile_::kQBuffers * kQBytes;
+  static constexpr int kVAt = kKAt + Tile_::kStages * kKBytes;
+  static constexpr int kRowsAt = kVAt + Tile_::kStages * kVBytes;
+  static constexpr int kQFull = kRowsAt + kConsumers * Tile_::kRowPanels * kWarpgroupRows * 128;
+  static constexpr int kQEmpty = kQFull + 8 * Tile_::kQBuffers;
+  static constexpr int kWorkFull = kQEmpty + 8 * Tile_::kQBuffers;
+  static constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
+  static constexpr int kKFull = kWorkEmpty + 8 * kWorkSlots, kKEmpty = kKFull + 8 * Tile_::kStages;
+  static constexpr int kVFull = kKEmpty + 8 * Tile_::kStages;
+  static constexpr int kVEmpty = kVFull + 8 * Tile_::kStages;
+  static constexpr int kWorkAt = (kVEmpty + 8 * Tile_::kStages + 15) / 16 * 16;
+  // Aligned to 1024 bytes by the kernel.
+  static constexpr int kSharedBytes = kWorkAt + kWorkSlots * static_cast<int>(sizeof(Work)) + 1024;
+  static constexpr uint32_t kSquares = (uint32_t{1} << (Tile_::kKeys / kMaskStep)) - 1;
+  static_assert(Tile_::kKeys % 16 == 0 && Tile_::kKeys * 128 % 1024 == 0);
+  static_assert(!kBlockMask || Tile_::kKeys % kMaskStep == 0);
+  static_assert(kConsumers >= 2 && kConsumers <= 4 && Tile_::kQBuffers >= kConsumers);
+  static_assert(!kRowsInQueries || (Tile_::kQBuffers == 2 * kConsumers && kPanelsV <= kPanels));
+};
+
+// The n-th use of a ring of kStages buffers: which one, and the parity of its barriers' phase.
+template <int kStages>
+__device__ __forceinline__ uint32_t StageOf(uint32_t n) {
+  return n % kStages;
+}
+template <int kStages>
+__device__ __forceinline__ uint32_t ParityOf(uint32_t n) {
+  return n / kStages % 2;
+}
+
+// Piece `index`, the CTA's `turn`-th. Under limits the last of its rows see most: every other turn
+// the warpgroups' order is turned round, so that in the long run all have as much to do.
+template <class Traits>
+__device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, uint32_t turn) {
+  Work w;
+  const bool reverse = Traits::kLimits && turn % 2 == 1;
+  w.place0 = reverse ? Traits::kQueries - kWarpgroupRows : 0;
+  w.place_step = reverse ? -kWarpgroupRows : kWarpgroupRows;
+  const uint32_t heads = p.num_heads * p.sequences.batch;
+  const uint32_t per_head = p.tiles * p.splits;
+  const uint32_t before_last = heads - p.last_section;
+  uint32_t first_head = before_last, section_heads = p.last_section;
+  if (index < before_last * per_head) {
+    const uint32_t section = index / (p.section * per_head);
+    first_head = section * p.section;
+    section_heads = p.section;
+  }
+  index -= first_head * per_head;
+  uint32_t tile = index / section_heads;
+  const uint32_t head = first_head + (index - tile * section_heads);
+  w.b = head / p.num_heads;
+  w.h = head - w.b * p.num_heads;
+  w.split = 0;
+  w.lse = 0;
+  if (p.splits > 1) {
+    w.split = tile % p.splits;
+    tile /= p.splits;
+    w.lse = w.split * p.partial_rows;
+  }
+  w.s = SequenceOf(p.sequences, w.b);
+  w.q0 = tile * Traits::kQueries;
+  if (p.last_first) {
+    // Counted from the end, so that the tile that is not full is not the longest. Rows before the
+    // first are whole warpgroups.
+    w.q0 = (w.s.rows_q + kWarpgroupRows - 1) / kWarpgroupRows * kWarpgroupRows -
+           static_cast<int>(tile + 1) * Traits::kQueries;
+  }
+  w.lse += w.s.lse + w.h * p.lse_head + w.q0;
+  w.token = static_cast<int>(w.s.q_token) + w.q0;
+  const int q_first = max(w.q0, 0), q_last = min(w.q0 + Traits::kQueries, w.s.len_q) - 1;
+  int key_end = w.s.len_k;
+  w.begin = 0;
+  if constexpr (Traits::kLimits) {
+    key_end = min(key_end, q_last + w.s.off + p.score.window_right + 1);
+    w.begin = max(0, q_first + w.s.off - p.score.window_left) / Traits::kKeys;
+  }
+  w.end = q_last < q_first || key_end <= 0 ? 0 : (key_end + Traits::kKeys - 1) / Traits::kKeys;
+  if (p.splits > 1) {
+    w.begin = max(w.begin, w.split * p.split_tiles);
+    w.end = min(w.end, (w.split + 1) * p.split_tiles);
+  }
+  return w;
+}
+
+// The block mask as rows of squares of kMaskStep: a bit per square of the keys of tile n, for the
+// warpgroups' rows from q0 on together.
+template <class Traits>
+__device__ __forceinline__ uint32_t ShownSquares(const ForwardParams& p, const Work& w,
+                                                 const uint8_t* mask, int q0, int rows, int n) {
+  uint32_t bits = 0;
+  for (int m = max(0, -q0); m < rows; m += kMaskStep) {
+    bits |= MaskBits<kMaskStep, Traits::kKeys>(p.score, mask, w.s.len_q, w.s.len_k, q0 + m,
+                                               n * Traits::kKeys);
+  }
+  return bits;
+}
+
+// The largest key tile <= n that the block mask shows to some row of the CTA; below w.begin: none.
+template <class Traits>
+__device__ __forceinline__ int NextShown(const ForwardParams& p, const Work& w, const uint8_t* mask,
+                                         int n) {
+  if constexpr (Traits::kBlockMask) {
+    if (mask != nullptr) {
+      uint32_t bits;
+      return n - FindShown(
+                     n - w.begin + 1,
+                     [&](int back) {
+                       return ShownSquares<Traits>(p, w, mask, w.q0, Traits::kQueries, n - back);
+                     },
+                     &bits);
+    }
+  }
+  return n;
+}
+
+}  // namespace attn::cuda::sm90
+
+#endif  // ATTN_KERNELS_CUDA_SM90_WORK_CUH_
