@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "tests/exactness/check.h"
 #include "tests/exactness/paths.h"
@@ -23,23 +26,32 @@ GuardedBuffer Slice(const GuardedBuffer& buffer, DType dtype, int64_t b, int64_t
   return slice;
 }
 
-// Head h of batch b of a plain BSHD call, where every query head has its own kv head.
-reference::Result ReferenceOfHead(const Call& call, int64_t b, int64_t h) {
+// Query head h of batch b of a BSHD call without options of its own heads. Gradients: only where
+// every query head has its own kv head.
+reference::Result ReferenceOfHead(const Call& call, int64_t b, int64_t h, bool backward) {
   const Case& c = call.params();
   AttentionSpec spec = call.spec();
   reference::Data data = call.data();
   spec.num_heads = spec.num_kv_heads = 1;
+  if (!spec.seqlens_q.empty()) spec.seqlens_q = {spec.seqlens_q[b]};
+  if (!spec.seqlens_k.empty()) spec.seqlens_k = {spec.seqlens_k[b]};
+  if (spec.sinks) {
+    spec.sinks->shape = {1};
+    data.sinks += h;
+  }
   const auto cut = [&](TensorSpec& t, const void*& bytes) {
     const int64_t seqlen = t.shape[1], heads = t.shape[2], dim = t.shape[3];
     t.strides = {seqlen * heads * dim, heads * dim, dim, 1};
     t.shape = {1, seqlen, 1, dim};
-    bytes = static_cast<const std::byte*>(bytes) + (b * t.strides[0] + h * dim) * SizeOf(c.dtype);
+    const int64_t head = h / (c.heads / heads);
+    bytes =
+        static_cast<const std::byte*>(bytes) + (b * t.strides[0] + head * dim) * SizeOf(c.dtype);
   };
   cut(spec.q, data.q);
   cut(spec.k, data.k);
   cut(spec.v, data.v);
   cut(*spec.dout, data.dout);
-  return reference::Compute(spec, data, {.backward = true});
+  return reference::Compute(spec, data, {.backward = backward});
 }
 
 class LargeTest : public ::testing::TestWithParam<const Backend*> {};
@@ -61,7 +73,7 @@ TEST_P(LargeTest, Case18SoftcapCausalLongBackward) {
   const absl::StatusOr<BackwardOutputs> g = RunBackward(*backward, call, *f);
   ASSERT_TRUE(g.ok()) << g.status();
   for (auto [b, h] : {std::pair{0, 0}, {1, 31}}) {
-    const reference::Result want = ReferenceOfHead(call, b, h);
+    const reference::Result want = ReferenceOfHead(call, b, h, true);
     const auto slice = [&, b = b, h = h](const GuardedBuffer& x) {
       return Slice(x, c.dtype, b, h, 1024, 32, 128);
     };
@@ -75,6 +87,60 @@ TEST_P(LargeTest, Case18SoftcapCausalLongBackward) {
     }
     for (const Fault& x : CheckBackward(want, grads, BackwardName(*backward, *GetParam()))) {
       ADD_FAILURE() << x.what << ": " << x.details;
+    }
+  }
+}
+
+struct LongShape {
+  const char* name;
+  int64_t batch, heads, kv_heads, q, k, dim, dim_v;
+  void (*apply)(Case& c);
+};
+
+const LongShape kLongShapes[] = {
+    {"D256Causal", 1, 40, 40, 700, 4160, 200, 8, [](Case& c) { c.causal = true; }},
+    {"D256Gqa", 1, 40, 10, 512, 4097, 256, 16, [](Case& c) { c.numbers = Numbers::kTimes64; }},
+    {"D256WindowPadded", 2, 20, 20, 720, 6000, 8, 200,
+     [](Case& c) {
+       c.lens_q = {700, 100}, c.lens_k = {5990, 4100};  // NaN beyond
+       c.window_left = 4500, c.window_right = 40;
+     }},
+    {"D192", 1, 54, 54, 500, 4200, 136, 136, [](Case& c) { c.dtype = DType::kFp16; }},
+    {"D192TopLeftSinks", 1, 40, 40, 4300, 4200, 8, 136,
+     [](Case& c) { c.causal = true, c.alignment = Alignment::kTopLeft, c.sinks = true; }},
+    {"D128Causal", 1, 28, 7, 700, 16400, 104, 8,
+     [](Case& c) { c.causal = true, c.numbers = Numbers::kRising; }},
+    {"D128Fp32Out", 1, 28, 28, 768, 16390, 128, 8, [](Case& c) { c.out_fp32 = true; }},
+};
+
+class LongKeysTest : public ::testing::TestWithParam<std::tuple<const Backend*, const LongShape*>> {
+};
+
+// Queries that see thousands of keys: flash_sm90 gives those tiles to clusters of thread blocks,
+// which copy keys for each other. Forward alone; most shapes are narrow, for the reference's sake.
+TEST_P(LongKeysTest, SomeHeads) {
+  const auto [backend, shape] = GetParam();
+  Case c;
+  c.dtype = DType::kBf16;
+  c.batch = shape->batch;
+  c.heads = shape->heads;
+  c.kv_heads = shape->kv_heads;
+  c.seqlen_q = shape->q;
+  c.seqlen_k = shape->k;
+  c.dim = shape->dim;
+  c.dim_v = shape->dim_v;
+  shape->apply(c);
+  const Call call(c);
+  const absl::StatusOr<ForwardOutputs> f = RunForward(*backend, call);
+  ASSERT_TRUE(f.ok()) << f.status();
+  for (int64_t b = 0; b < c.batch; ++b) {
+    const int64_t h = b == 0 ? c.heads - 1 : c.heads / 2;
+    const reference::Result want = ReferenceOfHead(call, b, h, false);
+    ForwardOutputs got{f->dtype, Slice(f->out, f->dtype, b, h, c.seqlen_q, c.heads, c.dim_v),
+                       GuardedBuffer(c.seqlen_q * 4)};
+    std::memcpy(got.lse.data(), f->lse.data() + (b * c.heads + h) * c.seqlen_q * 4, c.seqlen_q * 4);
+    for (const Fault& x : CheckForward(want, got, std::string(Name(backend->path())))) {
+      ADD_FAILURE() << Name(c) << " head " << h << ", " << x.what << ": " << x.details;
     }
   }
 }
@@ -162,6 +228,19 @@ TEST_P(LargeTest, OffsetsBeyond32Bits) {
   }
 }
 
+std::vector<const LongShape*> LongShapes() {
+  std::vector<const LongShape*> shapes;
+  for (const LongShape& shape : kLongShapes) shapes.push_back(&shape);
+  return shapes;
+}
+
+INSTANTIATE_TEST_SUITE_P(Path, LongKeysTest,
+                         ::testing::Combine(::testing::ValuesIn(Paths()),
+                                            ::testing::ValuesIn(LongShapes())),
+                         [](const auto& info) {
+                           return std::string(Name(std::get<0>(info.param)->path())) + "_" +
+                                  std::get<1>(info.param)->name;
+                         });
 INSTANTIATE_TEST_SUITE_P(Path, LargeTest, ::testing::ValuesIn(Paths()),
                          [](const auto& info) { return std::string(Name(info.param->path())); });
 

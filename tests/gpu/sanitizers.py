@@ -4,7 +4,8 @@
 usage: sanitizers.py [--out DIR] [--sanitizer PROGRAM] [--tools TOOL...] [--every N]
                      [--time SECONDS] FOLDER
 FOLDER holds the exactness programs. Of their cases, every Nth runs, another one for each tool; and
-for each tool a few at each head_dim that has a tile of its own."""
+for each tool a few at each head_dim that has a tile of its own, and one with keys that clusters
+share."""
 
 import argparse
 import collections
@@ -21,7 +22,8 @@ import results
 
 METHOD = ("compute-sanitizer over small cases of the exactness programs, another spread of them "
           "for each tool, and a few at each head_dim that has a tile of its own, each case on "
-          "every CUDA path that takes it; initcheck without poisoned memory, which would count as "
+          "every CUDA path that takes it; a shape for each tool of which clusters of flash_sm90 "
+          "share the keys; initcheck without poisoned memory, which would count as "
           "initialised, and without cuBLAS, whose kernels store by bulk copies that initcheck does "
           "not see")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -30,15 +32,18 @@ PROGRAMS = {
     "exactness_matrix_cuda_test": "Option/*:OptionPair/*:HeadDim/*:Random/*",
     "exactness_probe_cuda_test": "Edge/ProbeTest.*_q63:Edge/ProbeTest.*_q65",
 }
+# Keys that the thread blocks of a cluster copy for each other: a shape for each tool.
+LONG_PROGRAM = "exactness_large_cuda_test"
+LONG_SHAPES = {"memcheck": "D256WindowPadded", "racecheck": "D192", "initcheck": "D256Causal",
+               "synccheck": "D256Causal"}
 SUMMARY = re.compile(r"^========= (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)",
                      re.M)
 FINDING = re.compile(r"^========= (Uninit.*|Invalid.*|Error: .*|Warning: .*|Barrier error.*|"
                      r"Program hit.*)\n=========\s+(?:at )?(.*?)(?:\+0x.*)?$", re.M)
 
 
-def run(sanitizer, tool, folder, program, part, parts, limit, head_dim=None):
-    """Some of the cases: a part of PROGRAMS' or, all of them, those at a head_dim."""
-    cases = exactness_groups.filter_of(head_dim) if head_dim else PROGRAMS[program]
+def run(sanitizer, tool, folder, program, cases, limit, part=0, parts=1, head_dim=None):
+    """A part of a program's cases."""
     environment = {**os.environ, "GTEST_TOTAL_SHARDS": str(parts), "GTEST_SHARD_INDEX": str(part)}
     if tool == "initcheck":
         environment["ATTN_TEST_NO_POISON"] = "1"
@@ -85,13 +90,17 @@ def main():
             if tool not in args.tools:
                 continue
             # The slow tools first, each on parts of its own.
-            for program in PROGRAMS:
+            for program, cases in PROGRAMS.items():
                 parts = args.every if "matrix" in program else max(2, args.every // 8)
                 for part in (number, number + len(TOOLS)):
                     futures.append(pool.submit(run, args.sanitizer, tool, args.folder, program,
-                                               part % parts, parts, args.time))
+                                               cases, args.time, part % parts, parts))
+            futures.append(pool.submit(run, args.sanitizer, tool, args.folder, LONG_PROGRAM,
+                                       f"*LongKeysTest*flash_sm90_{LONG_SHAPES[tool]}", args.time))
             futures += [pool.submit(run, args.sanitizer, tool, args.folder,
-                                    exactness_groups.PROGRAM, 0, 1, args.time, head_dim)
+                                    exactness_groups.PROGRAM,
+                                    exactness_groups.filter_of(head_dim), args.time,
+                                    head_dim=head_dim)
                         for head_dim in exactness_groups.HEAD_DIMS]
         rows = [future.result() for future in futures]
     for row in rows:

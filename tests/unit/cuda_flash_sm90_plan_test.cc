@@ -330,6 +330,77 @@ TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {
   EXPECT_LT(few.ctas, 132);
 }
 
+// Where rows see thousands of keys two CTAs share a tile of queries and copy its keys for each
+// other.
+TEST(FlashSm90PlanTest, ClustersWhereRowsSeeManyKeys) {
+  const auto plan_of = [](const AttentionSpec& spec) {
+    const ForwardPlan plan = PlanOf(spec);
+    EXPECT_EQ(plan.ctas % plan.cluster, 0);
+    EXPECT_LE(plan.ctas, plan.work * plan.cluster);
+    EXPECT_LE(plan.ctas, 132);
+    return plan;
+  };
+  Shape shape{.batch = 1,
+              .seqlen_q = 4096,
+              .seqlen_k = 4096,
+              .heads = 8,
+              .kv_heads = 8,
+              .dim = 256,
+              .dim_v = 256};
+  const ForwardPlan square = plan_of(SpecOf(shape));
+  EXPECT_EQ(square.cluster, 2);
+  EXPECT_EQ(square.tiles, 16);
+  EXPECT_EQ(square.work, 8 * 16);
+  EXPECT_EQ(square.ctas, 132);
+  const auto path = MakeFlashSm90Path();
+  const AttentionProblem p = ProblemOf(SpecOf(shape));
+  EXPECT_THAT(path->KernelId(p, Pass::kForward, H200()), HasSubstr("_cluster2"));
+  // Keys and values reach both CTAs: as often as without clusters.
+  const uint64_t head = 4096 * 256 * 2;
+  EXPECT_EQ(path->Model(p, Pass::kForward, H200()).loaded_bytes, 8 * (head + 32 * 2 * head));
+
+  shape.seqlen_k = 4095;
+  EXPECT_EQ(plan_of(SpecOf(shape)).cluster, 1) << "too few keys";
+  shape.seqlen_k = 8192;
+  shape.seqlen_q = 130;
+  shape.heads = shape.kv_heads = 100;
+  EXPECT_EQ(plan_of(SpecOf(shape)).cluster, 2) << "two tiles";
+  shape.seqlen_q = 128;
+  shape.heads = shape.kv_heads = 200;
+  EXPECT_EQ(plan_of(SpecOf(shape)).cluster, 1) << "the second CTA would have nothing to do";
+  shape.seqlen_q = 257;
+  EXPECT_EQ(plan_of(SpecOf(shape)).cluster, 1) << "nor would that of the last tile";
+  shape.seqlen_q = 4096;
+  shape.heads = shape.kv_heads = 8;
+  AttentionSpec spec = SpecOf(shape);
+  spec.window_left = 1000;
+  spec.window_right = 0;
+  EXPECT_EQ(plan_of(spec).cluster, 1) << "rows see a window";
+  spec.window_left = 5000;
+  EXPECT_EQ(plan_of(spec).cluster, 2);
+  spec = SpecOf(shape);
+  spec.causal = true;
+  EXPECT_EQ(plan_of(spec).cluster, 2);
+  spec.alignment = Alignment::kTopLeft;
+  EXPECT_EQ(plan_of(spec).cluster, 2);
+  spec.q.shape[1] = 2048;
+  EXPECT_EQ(plan_of(spec).cluster, 1) << "the last row sees 2048";
+  spec = SpecOf(shape);
+  spec.softcap = 20.0f;
+  EXPECT_EQ(plan_of(spec).cluster, 1) << "kernels with options have no clusters";
+  shape.seqlen_q = 256;
+  shape.heads = shape.kv_heads = 1;
+  const ForwardPlan split = plan_of(SpecOf(shape));
+  EXPECT_GT(split.splits, 1);
+  EXPECT_EQ(split.cluster, 1);
+  EXPECT_EQ(plan_of(SpecOf({.batch = 4, .seqlen_q = 16384, .seqlen_k = 16384})).cluster, 2);
+  EXPECT_EQ(plan_of(SpecOf({.batch = 4, .seqlen_q = 8192, .seqlen_k = 8192})).cluster, 1);
+  EXPECT_EQ(
+      plan_of(SpecOf({.batch = 4, .seqlen_q = 32768, .seqlen_k = 32768, .dim = 64, .dim_v = 64}))
+          .cluster,
+      1);
+}
+
 // Every generated case: splits cover the keys, work and sections are in range, scratch memory is
 // what the splits need, and the model counts at least what must move.
 TEST(FlashSm90PlanTest, EveryPlanCoversTheCall) {

@@ -16,6 +16,10 @@ std::string TileName(const AttentionProblem& p, int head_dim, int head_dim_v) {
   return name;
 }
 
+bool SumsRowDot(const AttentionProblem& p) {
+  return p.bias || (p.dtype != DType::kFp32 && p.head_dim_v <= kFewValueDims);
+}
+
 KeySplits SplitKeys(const AttentionProblem& p, int64_t tiles, int64_t slots, int64_t enough,
                     int64_t tile_k, int64_t turn) {
   // A split of fewer tiles spends its time on the prologue and the merge.

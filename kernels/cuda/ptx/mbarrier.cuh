@@ -36,6 +36,18 @@ __device__ __forceinline__ void BarrierArriveIf(uint32_t barrier, bool arrives) 
       : "memory");
 }
 
+// The same for a barrier of any block of the cluster, by its ClusterAddress().
+__device__ __forceinline__ void ClusterBarrierArriveIf(uint32_t barrier, bool arrives) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.b32 arrives, %1, 0;\n"
+      "@arrives mbarrier.arrive.shared::cluster.b64 _, [%0];\n"
+      "}\n" ::"r"(barrier),
+      "r"(static_cast<int>(arrives))
+      : "memory");
+}
+
 // One arrival; the phase also waits for `bytes` of the copy engine.
 __device__ __forceinline__ void BarrierArriveExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)

@@ -25,6 +25,18 @@ __device__ __forceinline__ void CopyBox4(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
+// The same to every block of the cluster whose bit is set in `blocks`: to the same address in each,
+// counted on the barrier that is at the same address there.
+__device__ __forceinline__ void MulticastBox4(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                              int c0, int c1, int c2, int c3, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;\n" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
+      "h"(blocks)
+      : "memory");
+}
+
 // Copies from shared memory to the box at (c0, c1, c2, c3); what of it lies outside the tensor is
 // not written. Joins the thread's open group of copies.
 __device__ __forceinline__ void StoreBox4(const CUtensorMap* map, uint32_t from, int c0, int c1,

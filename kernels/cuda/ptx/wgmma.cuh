@@ -115,36 +115,12 @@ struct Wgmma;
 #define ATTN_WGMMA_64(T, NAME)                                                            \
   ATTN_WGMMA(64, T, NAME, ATTN_R0 ", " ATTN_R1, "%32", "%33", "%34", "%35", "%36", "%37", \
              ATTN_C16(0), ATTN_C16(4))
-#define ATTN_WGMMA_80(T, NAME)                                                                    \
-  ATTN_WGMMA(80, T, NAME, ATTN_R0 ", " ATTN_R1 ", %32, %33, %34, %35, %36, %37, %38, %39", "%40", \
-             "%41", "%42", "%43", "%44", "%45", ATTN_C16(0), ATTN_C16(4), ATTN_C4(8), ATTN_C4(9))
 #define ATTN_WGMMA_96(T, NAME)                                                                  \
   ATTN_WGMMA(96, T, NAME, ATTN_R0 ", " ATTN_R1 ", " ATTN_R2, "%48", "%49", "%50", "%51", "%52", \
              "%53", ATTN_C16(0), ATTN_C16(4), ATTN_C16(8))
-#define ATTN_WGMMA_112(T, NAME)                                                                   \
-  ATTN_WGMMA(112, T, NAME,                                                                        \
-             ATTN_R0 ", " ATTN_R1 ", " ATTN_R2 ", %48, %49, %50, %51, %52, %53, %54, %55", "%56", \
-             "%57", "%58", "%59", "%60", "%61", ATTN_C16(0), ATTN_C16(4), ATTN_C16(8),            \
-             ATTN_C4(12), ATTN_C4(13))
 #define ATTN_WGMMA_128(T, NAME)                                                                 \
   ATTN_WGMMA(128, T, NAME, ATTN_R0 ", " ATTN_R1 ", " ATTN_R2 ", " ATTN_R3, "%64", "%65", "%66", \
              "%67", "%68", "%69", ATTN_C16(0), ATTN_C16(4), ATTN_C16(8), ATTN_C16(12))
-#define ATTN_WGMMA_144(T, NAME)                                                               \
-  ATTN_WGMMA(144, T, NAME,                                                                    \
-             ATTN_R0 ", " ATTN_R1 ", " ATTN_R2 ", " ATTN_R3                                   \
-                     ", %64, %65, %66, %67, %68, %69, %70, %71",                              \
-             "%72", "%73", "%74", "%75", "%76", "%77", ATTN_C16(0), ATTN_C16(4), ATTN_C16(8), \
-             ATTN_C16(12), ATTN_C4(16), ATTN_C4(17))
-#define ATTN_WGMMA_160(T, NAME)                                                                \
-  ATTN_WGMMA(160, T, NAME, ATTN_R0 ", " ATTN_R1 ", " ATTN_R2 ", " ATTN_R3 ", " ATTN_R4, "%80", \
-             "%81", "%82", "%83", "%84", "%85", ATTN_C16(0), ATTN_C16(4), ATTN_C16(8),         \
-             ATTN_C16(12), ATTN_C16(16))
-#define ATTN_WGMMA_176(T, NAME)                                                               \
-  ATTN_WGMMA(176, T, NAME,                                                                    \
-             ATTN_R0 ", " ATTN_R1 ", " ATTN_R2 ", " ATTN_R3 ", " ATTN_R4                      \
-                     ", %80, %81, %82, %83, %84, %85, %86, %87",                              \
-             "%88", "%89", "%90", "%91", "%92", "%93", ATTN_C16(0), ATTN_C16(4), ATTN_C16(8), \
-             ATTN_C16(12), ATTN_C16(16), ATTN_C4(20), ATTN_C4(21))
 #define ATTN_WGMMA_192(T, NAME)                                                               \
   ATTN_WGMMA(192, T, NAME,                                                                    \
              ATTN_R0 ", " ATTN_R1 ", " ATTN_R2 ", " ATTN_R3 ", " ATTN_R4 ", " ATTN_R5, "%96", \
@@ -158,32 +134,17 @@ struct Wgmma;
              ATTN_C16(8), ATTN_C16(12), ATTN_C16(16), ATTN_C16(20), ATTN_C16(24), ATTN_C16(28))
 ATTN_WGMMA_64(__nv_bfloat16, "bf16");
 ATTN_WGMMA_64(__half, "f16");
-ATTN_WGMMA_80(__nv_bfloat16, "bf16");
-ATTN_WGMMA_80(__half, "f16");
 ATTN_WGMMA_96(__nv_bfloat16, "bf16");
 ATTN_WGMMA_96(__half, "f16");
-ATTN_WGMMA_112(__nv_bfloat16, "bf16");
-ATTN_WGMMA_112(__half, "f16");
 ATTN_WGMMA_128(__nv_bfloat16, "bf16");
 ATTN_WGMMA_128(__half, "f16");
-ATTN_WGMMA_144(__nv_bfloat16, "bf16");
-ATTN_WGMMA_144(__half, "f16");
-ATTN_WGMMA_160(__nv_bfloat16, "bf16");
-ATTN_WGMMA_160(__half, "f16");
-ATTN_WGMMA_176(__nv_bfloat16, "bf16");
-ATTN_WGMMA_176(__half, "f16");
 ATTN_WGMMA_192(__nv_bfloat16, "bf16");
 ATTN_WGMMA_192(__half, "f16");
 ATTN_WGMMA_256(__nv_bfloat16, "bf16");
 ATTN_WGMMA_256(__half, "f16");
 #undef ATTN_WGMMA_64
-#undef ATTN_WGMMA_80
 #undef ATTN_WGMMA_96
-#undef ATTN_WGMMA_112
 #undef ATTN_WGMMA_128
-#undef ATTN_WGMMA_144
-#undef ATTN_WGMMA_160
-#undef ATTN_WGMMA_176
 #undef ATTN_WGMMA_192
 #undef ATTN_WGMMA_256
 #undef ATTN_WGMMA

@@ -5,6 +5,7 @@
 
 #include "kernels/api/text.h"
 #include "kernels/cuda/common/merge.h"
+#include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/common/rejector.h"
 #include "kernels/cuda/sm80/plan.h"
 
@@ -189,7 +190,7 @@ class FlashSm80Path final : public DevicePath {
     }
     BackwardParams by_rows = params;
     by_rows.query_tiles = static_cast<int32_t>(CeilDiv(p.seqlen_q, kernels.tile.gradient_queries));
-    if (params.dbias != nullptr) {
+    if (SumsRowDot(p)) {
       if (absl::Status s = ToStatus(kernels.row_dot(by_rows, launch.stream), "flash_sm80 row_dot");
           !s.ok()) {
         return s;
@@ -207,8 +208,8 @@ class FlashSm80Path final : public DevicePath {
   static int BackwardShared(const AttentionProblem& p, const Kernels& kernels,
                             const DeviceProperties& device) {
     const int backward = BackwardFor(kernels, device).shared_bytes;
-    return p.deterministic || p.bias ? std::max(backward, kernels.tile.gradient_shared_bytes)
-                                     : backward;
+    return p.deterministic || SumsRowDot(p) ? std::max(backward, kernels.tile.gradient_shared_bytes)
+                                            : backward;
   }
 
   // One launch of Backward; but where several thread blocks would add to one element of dbias and

@@ -35,7 +35,7 @@ struct Kernels {
   cudaError_t (*forward)(const ForwardParams& params, Mode mode, cudaStream_t stream);
   // params.tiles counts Decode's tiles: kDecodeRows (query, head) pairs.
   cudaError_t (*decode)(const ForwardParams& params, Mode mode, cudaStream_t stream);
-  // Prepare, then where there is a dbias row_dot, then Backward once for each slice of `params`,
+  // Prepare, then row_dot where SumsRowDot(), then Backward once for each slice of `params`,
   // then QueryGradient or Finish. query_gradient and row_dot count query_tiles in their own tiles.
   cudaError_t (*prepare)(const BackwardParams& params, cudaStream_t stream);
   BackwardKernels wide, compact;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/sm80/tiles.h"
 
 namespace attn::cuda::sm80 {
@@ -133,12 +134,13 @@ TileModel ModelBackward(const AttentionProblem& p, const TileInfo& tile,
       loaded += s.len_k * (bytes.k_row + bytes.v_row);
       stored += s.rows_k * (p.head_dim + p.head_dim_v) * bytes.grad;
     }
-    if (p.bias) {  // row_dot
-      ForQueryTiles(
-          p, b, h, tile.gradient_queries, 64, 0, [&](int64_t rows, int64_t keys, int64_t) {
-            loaded += rows * (bytes.q_row + bytes.v_row + 8) + keys * (bytes.k_row + bytes.v_row) +
-                      rows * keys * SizeOf(p.bias->dtype);
-          });
+    if (SumsRowDot(p)) {
+      const int64_t bias = p.bias ? SizeOf(p.bias->dtype) : 0;
+      ForQueryTiles(p, b, h, tile.gradient_queries, 64, 0,
+                    [&](int64_t rows, int64_t keys, int64_t) {
+                      loaded += rows * (bytes.q_row + bytes.v_row + 8) +
+                                keys * (bytes.k_row + bytes.v_row) + rows * keys * bias;
+                    });
       stored += s.len_q * 4;
     }
     if (p.deterministic) {

@@ -62,8 +62,10 @@ absl::Status EncodeMaps(const AttentionProblem& p, const ForwardTensors& t, cons
     return EncodeTensorMap(MapInput(p, slot), data != nullptr ? data : t.q, p.dtype, rows, map);
   };
   if (absl::Status s = encode(kSlotQ, t.q, kWarpgroupRows, &params->q); !s.ok()) return s;
-  if (absl::Status s = encode(kSlotK, t.k, plan.tile_k, &params->k); !s.ok()) return s;
-  if (absl::Status s = encode(kSlotV, t.v, plan.tile_k, &params->v); !s.ok()) return s;
+  if (absl::Status s = encode(kSlotK, t.k, plan.tile_k / plan.cluster, &params->k); !s.ok())
+    return s;
+  if (absl::Status s = encode(kSlotV, t.v, plan.tile_k / plan.cluster, &params->v); !s.ok())
+    return s;
   if (plan.splits > 1 || params->out_fp32) return absl::OkStatus();
   return EncodeTensorMap(MapOutput(p), t.out, p.dtype, kWarpgroupRows / 4, &params->out_map);
 }
@@ -107,6 +109,7 @@ class FlashSm90Path final : public DevicePath {
     std::string id = Cat("sm90_fwd_", TileName(p, kernels.head_dim, kernels.head_dim_v));
     if (ModeOf(p) == Mode::kOptions) id += "_options";
     const ForwardPlan plan = PlanForward(p, kernels, device);
+    if (plan.cluster > 1) id += Cat("_cluster", plan.cluster);
     return plan.splits > 1 ? Cat(id, "_split", plan.splits) : id;
   }
 
@@ -128,8 +131,9 @@ class FlashSm90Path final : public DevicePath {
     if (plan.work == 0) return absl::OkStatus();
     ForwardParams params = MakeParams(p, tensors, launch, plan);
     if (absl::Status s = EncodeMaps(p, tensors, plan, &params); !s.ok()) return s;
-    if (absl::Status s = ToStatus(kernels.forward(params, ModeOf(p), plan.ctas, launch.stream),
-                                  "flash_sm90 forward");
+    if (absl::Status s =
+            ToStatus(kernels.forward(params, ModeOf(p), plan.cluster, plan.ctas, launch.stream),
+                     "flash_sm90 forward");
         !s.ok() || plan.splits == 1) {
       return s;
     }

@@ -7,6 +7,7 @@
 #define ATTN_KERNELS_CUDA_SM90_FORWARD_CUH_
 
 #include "kernels/cuda/ptx/async_copy.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
@@ -40,6 +41,18 @@ __device__ __forceinline__ uint32_t StageBarrier(const Consumer<Traits>& c, int 
 template <class Traits>
 __device__ __forceinline__ void AwaitStage(const Consumer<Traits>& c, int kind, uint32_t use) {
   ptx::BarrierWait(StageBarrier(c, kind, use), ParityOf<Traits::kStages>(use));
+}
+
+// Use `use` of a stage is over, which every CTA that copies to it has to know.
+template <class Traits>
+__device__ __forceinline__ void ReleaseStage(const Consumer<Traits>& c, int kind, uint32_t use) {
+  if constexpr (Traits::kCluster == 1) {
+    Release(StageBarrier(c, kind, use), c.lane);
+  } else {
+    __syncwarp();
+    ptx::ClusterBarrierArriveIf(c.releases + kind + 8 * StageOf<Traits::kStages>(use),
+                                c.lane < Traits::kCluster);
+  }
 }
 
 // Waits for the queries of the next work that has some.
@@ -110,7 +123,7 @@ __device__ __forceinline__ void IssueStep(Consumer<Traits>& c) {
   PassTurn<Traits>(c.group);
   ptx::WgmmaWait<kValues ? 1 : 0>();
   ptx::Settle(c.s);
-  Release(StageBarrier(c, Traits::kKEmpty, c.tiles), c.lane);
+  ReleaseStage(c, Traits::kKEmpty, c.tiles);
   ++c.tiles;
 }
 
@@ -120,7 +133,7 @@ __device__ __forceinline__ void FinishValues(Consumer<Traits>& c) {
   ptx::WgmmaWait<0>();
   ptx::Settle(c.o);
   ptx::Settle(c.p);
-  Release(StageBarrier(c, Traits::kVEmpty, c.p_tile), c.lane);
+  ReleaseStage(c, Traits::kVEmpty, c.p_tile);
 }
 
 // Key tile n, not the first of its work: its scores, while the values of the tile before are
@@ -143,12 +156,12 @@ __device__ __forceinline__ void Step(const ForwardParams& p, const Work& w,
 template <class Traits, bool kHolds>
 __device__ __forceinline__ void Pass(Consumer<Traits>& c) {
   AwaitStage(c, Traits::kKFull, c.tiles);
-  Release(StageBarrier(c, Traits::kKEmpty, c.tiles), c.lane);
+  ReleaseStage(c, Traits::kKEmpty, c.tiles);
   AwaitTurn<Traits>(c.group);
   PassTurn<Traits>(c.group);
   if constexpr (!kHolds) {
     AwaitStage(c, Traits::kVFull, c.tiles);
-    Release(StageBarrier(c, Traits::kVEmpty, c.tiles), c.lane);
+    ReleaseStage(c, Traits::kVEmpty, c.tiles);
   }
   ++c.tiles;
 }
@@ -159,7 +172,7 @@ __device__ __forceinline__ void ReleasePassed(const Consumer<Traits>& c) {
 #pragma unroll 1
   for (uint32_t tile = c.p_tile + 1; tile != c.tiles - 1; ++tile) {
     AwaitStage(c, Traits::kVFull, tile);
-    Release(StageBarrier(c, Traits::kVEmpty, tile), c.lane);
+    ReleaseStage(c, Traits::kVEmpty, tile);
   }
 }
 
@@ -252,6 +265,9 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
   c.warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
   c.lane = threadIdx.x % 32;
   c.row = c.warp * 16 + c.lane / 4;
+  if constexpr (Traits::kCluster > 1) {
+    c.releases = ptx::ClusterAddress(shared, c.lane % Traits::kCluster);
+  }
   ResetRows(c);
   if (c.group == Traits::kConsumers - 1) PassTurn<Traits>(c.group);
   Due due = Due::kNothing;
@@ -322,7 +338,16 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
   if (c.lane == 0) ptx::WaitStoresRead<0>();  // from shared memory that ends with the CTA
 }
 
-// Grid: as many CTAs as the device holds, or fewer where there is less work.
+template <class Traits>
+__device__ __forceinline__ void AwaitCluster() {
+  if constexpr (Traits::kCluster > 1) {
+    __syncwarp();
+    ptx::ClusterArriveRelaxed();
+    ptx::ClusterWait();
+  }
+}
+
+// Grid: as many CTAs as the device holds, or fewer where there is less work; whole clusters.
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     Forward(const __grid_constant__ ForwardParams p) {
@@ -347,12 +372,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       ptx::BarrierInit(shared + Traits::kKFull + 8 * stage, 1);
       ptx::BarrierInit(shared + Traits::kVFull + 8 * stage, 1);
-      ptx::BarrierInit(shared + Traits::kKEmpty + 8 * stage, Traits::kConsumerWarps);
-      ptx::BarrierInit(shared + Traits::kVEmpty + 8 * stage, Traits::kConsumerWarps);
+      constexpr int kReleases = Traits::kConsumerWarps * Traits::kCluster;
+      ptx::BarrierInit(shared + Traits::kKEmpty + 8 * stage, kReleases);
+      ptx::BarrierInit(shared + Traits::kVEmpty + 8 * stage, kReleases);
     }
+    ptx::BarrierInit(shared + Traits::kNextFull, 1);
+    ptx::BarrierInit(shared + Traits::kNextEmpty, 1);
     ptx::FenceBarrierInit();
   }
   __syncthreads();
+  AwaitCluster<Traits>();  // its barriers
   ptx::AllowDependents();  // a merge, which waits for all of this grid
   if (threadIdx.x < 128) {
     ptx::LowerRegisters<Traits::kProducerRegisters>();
@@ -361,6 +390,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::RaiseRegisters<Traits::kConsumerRegisters>();
     Consume<Traits>(p, shared, works);
   }
+  AwaitCluster<Traits>();  // until then its CTAs copy to each other and tell each other of stages
 }
 
 }  // namespace attn::cuda::sm90

@@ -17,6 +17,7 @@ inline constexpr int kWarpgroupRows = 64;  // queries of a consumer warpgroup
 // Lengths, sinks and splits are in all.
 enum class Mode { kFull, kLimited, kBlocks, kOptions };
 inline constexpr int kModes = 4;
+inline constexpr int kMaxCluster = 2;  // CTAs that share a work
 
 struct ForwardParams {
   // Maps of (element, head, token, batch); boxes of kPanel elements of one head and as many tokens

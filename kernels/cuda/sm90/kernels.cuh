@@ -16,27 +16,43 @@ template <DType kType, int kHeadDim, int kHeadDimV>
 class Launcher {
   using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
   using Table = Tiles<kHeadDim, kHeadDimV>;
-  template <Mode kMode>
+  template <Mode kMode, int kCluster = 1>
   using ForwardOf = ForwardTraits<
       T,
       std::conditional_t<
           kMode == Mode::kOptions, typename Table::Options,
           std::conditional_t<kMode == Mode::kFull, typename Table::Full, typename Table::Limited>>,
-      kMode>;
+      kMode, kCluster>;
 
-  template <Mode kMode>
+  template <Mode kMode, int kCluster = 1>
   static cudaError_t RunForwardOf(const ForwardParams& p, int ctas, cudaStream_t stream) {
-    using Traits = ForwardOf<kMode>;
+    using Traits = ForwardOf<kMode, kCluster>;
     static std::atomic<uint64_t> allowed{0};
     if (cudaError_t e = AllowShared(&Forward<Traits>, Traits::kSharedBytes, &allowed);
         e != cudaSuccess) {
       return e;
     }
-    Forward<Traits><<<ctas, Traits::kThreads, Traits::kSharedBytes, stream>>>(p);
-    return cudaGetLastError();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {kCluster, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(ctas));
+    config.blockDim = dim3(Traits::kThreads);
+    config.dynamicSmemBytes = Traits::kSharedBytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = kCluster > 1 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, &Forward<Traits>, p);
   }
 
-  static cudaError_t RunForward(const ForwardParams& p, Mode mode, int ctas, cudaStream_t stream) {
+  static cudaError_t RunForward(const ForwardParams& p, Mode mode, int cluster, int ctas,
+                                cudaStream_t stream) {
+    if constexpr (Table::kClusterKeys != kNeverCluster) {
+      if (cluster == kMaxCluster) {
+        return mode == Mode::kFull ? RunForwardOf<Mode::kFull, kMaxCluster>(p, ctas, stream)
+                                   : RunForwardOf<Mode::kLimited, kMaxCluster>(p, ctas, stream);
+      }
+    }
     switch (mode) {
       case Mode::kFull:
         return RunForwardOf<Mode::kFull>(p, ctas, stream);
@@ -61,6 +77,7 @@ class Launcher {
   static constexpr Kernels kKernels = {
       .head_dim = kHeadDim,
       .head_dim_v = kHeadDimV,
+      .cluster_keys = Table::kClusterKeys,
       .forward_info = {InfoOf<Mode::kFull>(), InfoOf<Mode::kLimited>(), InfoOf<Mode::kBlocks>(),
                        InfoOf<Mode::kOptions>()},
       .forward = &RunForward};

@@ -18,10 +18,13 @@ struct ForwardInfo {
 // Kernels of one element type and tile.
 struct Kernels {
   int head_dim, head_dim_v;  // of the tile
+  int cluster_keys;          // from so many keys on CTAs cluster; modes kFull and kLimited
   ForwardInfo forward_info[kModes];
-  // Enqueues on the stream and returns the launch's error. `ctas`: at most as many as the device
-  // has multiprocessors, and as params.work.
-  cudaError_t (*forward)(const ForwardParams& params, Mode mode, int ctas, cudaStream_t stream);
+  // Enqueues on the stream and returns the launch's error. `cluster`: CTAs that share a work, 1 or
+  // kMaxCluster. `ctas`: at most as many as the device has multiprocessors, and as params.work *
+  // cluster.
+  cudaError_t (*forward)(const ForwardParams& params, Mode mode, int cluster, int ctas,
+                         cudaStream_t stream);
 };
 
 // kType: DType::kFp16 or kBf16.

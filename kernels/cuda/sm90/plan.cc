@@ -39,6 +39,29 @@ int64_t Section(const AttentionProblem& p, const DeviceProperties& device) {
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(heads / sections)));
 }
 
+// Whether two CTAs share each tile of queries, now of both: where a row sees kernels.cluster_keys
+// or more, and little is lost by tiles twice as large. Long sequences count more.
+bool Clusters(const AttentionProblem& p, const Kernels& kernels, const ForwardInfo& tile) {
+  const Mode mode = ModeOf(p);
+  if (mode != Mode::kFull && mode != Mode::kLimited) return false;
+  const double left = static_cast<double>(p.window_left);
+  const double right = static_cast<double>(p.window_right) + 1;
+  double alone = 0, shared = 0, keys = 0;  // tiles times keys; the first times keys
+  for (const Sequence& s : p.sequences) {
+    // Keys that the last row sees.
+    const double end =
+        std::min(static_cast<double>(s.len_k), static_cast<double>(s.len_q + s.off) + right - 1);
+    const double len = std::clamp(end, 0.0, left + right);
+    const double cost = static_cast<double>(CeilDiv(s.rows_q, tile.queries)) * len;
+    alone += cost;
+    shared +=
+        static_cast<double>(kMaxCluster * CeilDiv(s.rows_q, kMaxCluster * tile.queries)) * len;
+    keys += cost * len;
+  }
+  constexpr double kLoss = 1.01;
+  return keys >= alone * kernels.cluster_keys && shared <= alone * kLoss && alone > 0;
+}
+
 // At its end multiprocessors wait for the one that works on the longest tile. If it is long enough
 // for two tiles of each multiprocessor, the longest, which go first, are done before the shortest.
 int64_t LastSection(const AttentionProblem& p, const ForwardPlan& plan, int64_t slots) {
@@ -70,17 +93,18 @@ ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
                         const DeviceProperties& device) {
   const ForwardInfo& tile = kernels.forward_info[static_cast<int>(ModeOf(p))];
   ForwardPlan plan{.tile_q = tile.queries, .tile_k = tile.keys};
-  plan.tiles = CeilDiv(p.seqlen_q, tile.queries);
   int64_t tiles = 0;
   for (const Sequence& s : p.sequences) tiles += CeilDiv(s.rows_q, tile.queries) * p.num_heads;
   const int64_t slots = device.multiprocessors;  // a CTA fills a multiprocessor
   const KeySplits keys = SplitKeys(p, tiles, slots, slots * 4 / 5, tile.keys);
   plan.splits = keys.splits;
   plan.split_tiles = keys.split_tiles;
+  if (plan.splits == 1 && Clusters(p, kernels, tile)) plan.cluster = kMaxCluster;
+  plan.tiles = CeilDiv(p.seqlen_q, int64_t{tile.queries} * plan.cluster);
   plan.section = Section(p, device);
-  plan.last_section = LastSection(p, plan, slots);
+  plan.last_section = LastSection(p, plan, slots / plan.cluster);
   plan.work = plan.tiles * plan.splits * p.num_heads * p.batch;
-  plan.ctas = static_cast<int>(std::min(slots, plan.work));
+  plan.ctas = static_cast<int>(std::min(slots / plan.cluster, plan.work)) * plan.cluster;
   return plan;
 }
 
@@ -111,10 +135,11 @@ StridedTensor MapOutput(const AttentionProblem& p) {
 int64_t MapGroup(const AttentionProblem& p) { return OneHeadStored(p) ? p.num_heads : p.group(); }
 
 TileModel ModelForward(const AttentionProblem& p, const Kernels& kernels, const ForwardPlan& plan) {
-  TileModel model = ForwardTraffic(p, {.tile_q = plan.tile_q,
+  TileModel model = ForwardTraffic(p, {.tile_q = int64_t{plan.tile_q} * plan.cluster,
                                        .tile_k = plan.tile_k,
                                        .splits = plan.splits,
-                                       .end_multiple = TilesAlike(p) ? 0 : 64});
+                                       .end_multiple = TilesAlike(p) ? 0 : 64,
+                                       .key_reads = plan.cluster});
   model.tile_q = plan.tile_q;
   model.tile_k = plan.tile_k;
   model.on_chip_elements = (model.tile_q + model.tile_k) * (kernels.head_dim + kernels.head_dim_v) +

@@ -29,11 +29,13 @@ bool TilesAlike(const AttentionProblem& p);
 
 struct ForwardPlan {
   int tile_q = 0, tile_k = 0;
-  int64_t tiles = 0;    // query tiles of a head of the longest sequence
+  int64_t tiles = 0;    // query tiles of a cluster, of a head of the longest sequence
   int splits = 1;       // of the keys
   int split_tiles = 0;  // key tiles per split
   // Heads whose work is handed out together; of the last such section.
   int64_t section = 1, last_section = 1;
+  // CTAs that share a tile of queries, of tile_q rows each, and copy its keys for each other.
+  int cluster = 1;
   int64_t work = 0;  // tiles * splits of every head and sequence
   int ctas = 0;
 };

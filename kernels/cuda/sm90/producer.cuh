@@ -1,8 +1,10 @@
-// The producer warp: takes works from the counter, describes them to the consumers and copies their
-// queries, keys and values.
+// The producer warp: takes works from the counter, describes them to the CTA's consumers and copies
+// their queries, keys and values.
 #ifndef ATTN_KERNELS_CUDA_SM90_PRODUCER_CUH_
 #define ATTN_KERNELS_CUDA_SM90_PRODUCER_CUH_
 
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/matrix.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sm90/work.cuh"
@@ -18,6 +20,47 @@ __device__ __forceinline__ void CopyRows(uint32_t to, const CUtensorMap* map, ui
   for (int c = 0; c < kPanels; ++c) {
     ptx::CopyBox4(to + c * kRows * 128, map, barrier, c * kPanel, head, token, batch);
   }
+}
+
+// Copies a tile of keys or values, the first at `token`; in a cluster this CTA's share of it, to
+// all.
+template <class Traits, int kPanels>
+__device__ __forceinline__ void CopyKeys(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                         int head, int token, int batch, uint32_t rank) {
+  if constexpr (Traits::kCluster == 1) {
+    CopyRows<kPanels, Traits::kKeys>(to, map, barrier, head, token, batch);
+  } else {
+    constexpr int kShare = Traits::kKeys / Traits::kCluster, kTileBytes = Traits::kKeys * 128;
+    ptx::BarrierArriveExpect(barrier, kPanels * kTileBytes);
+    to += rank * kShare * 128;
+    token += static_cast<int>(rank) * kShare;
+#pragma unroll
+    for (int c = 0; c < kPanels; ++c) {
+      ptx::MulticastBox4(to + c * kTileBytes, map, barrier, c * kPanel, head, token, batch,
+                         (1 << Traits::kCluster) - 1);
+    }
+  }
+}
+
+// The first CTA of a cluster tells the second which piece of work comes next, …
+template <class Traits>
+__device__ __forceinline__ void TellNext(uint32_t shared, uint32_t turn, uint32_t next,
+                                         bool leader) {
+  ptx::BarrierWait(shared + Traits::kNextEmpty, turn % 2 ^ 1);
+  if (leader) {
+    ptx::StoreCluster4(ptx::ClusterAddress(shared + Traits::kNextAt, 1), next,
+                       ptx::ClusterAddress(shared + Traits::kNextFull, 1));
+  }
+}
+// … and that says when it has read it.
+template <class Traits>
+__device__ __forceinline__ uint32_t HearNext(uint32_t shared, uint32_t turn, bool leader) {
+  if (leader) ptx::BarrierArriveExpect(shared + Traits::kNextFull, 4);
+  ptx::BarrierWait(shared + Traits::kNextFull, turn % 2);
+  const uint32_t next = ptx::LoadShared(shared + Traits::kNextAt);
+  __syncwarp();
+  ptx::ClusterBarrierArriveIf(ptx::ClusterAddress(shared + Traits::kNextEmpty, 0), leader);
+  return next;
 }
 
 // Copies the queries of warpgroup `group`; `works`: with queries so far.
@@ -39,15 +82,17 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
   constexpr int kStages = Traits::kStages, kKeys = Traits::kKeys;
   const bool leader = threadIdx.x % 32 == 0;
   uint32_t tiles = 0, queries = 0;
-  uint32_t index = blockIdx.x;
+  const uint32_t rank = Traits::kCluster > 1 ? ptx::ClusterRank() : 0;
+  const uint32_t clusters = gridDim.x / Traits::kCluster;
+  uint32_t index = blockIdx.x / Traits::kCluster;
   for (uint32_t turn = 0;; ++turn) {
     const uint32_t slot = StageOf<kWorkSlots>(turn);
     uint32_t next = 0;
-    if (leader && index < p.work) next = gridDim.x + atomicAdd(p.counters, 1);
+    if (leader && rank == 0 && index < p.work) next = clusters + atomicAdd(p.counters, 1);
     Work w = {};
     const uint8_t* mask = nullptr;
     if (index < p.work) {
-      w = WorkOf<Traits>(p, index, turn);
+      w = WorkOf<Traits>(p, index, turn, rank);
       w.some = true;
       if constexpr (Traits::kBlockMask) {
         if (p.score.block_mask != nullptr) {
@@ -62,36 +107,38 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
       ptx::BarrierArrive(shared + Traits::kWorkFull + 8 * slot);
     }
     if (!w.some) break;
-    int n = w.first;
-    if (n >= w.begin) {
+    const bool tells = Traits::kCluster > 1 && rank == 0, loads = w.first >= w.begin;
+    if (loads) {
       const int batch = static_cast<int>(w.s.batch), kv_head = w.h / p.group;
       CopyQueries<Traits>(p, shared, w, queries, 0, leader);
-      for (bool first = true; n >= w.begin; first = false) {
+      for (int n = w.first; n >= w.begin; n = NextShown<Traits>(p, w, mask, n - 1)) {
         const int token = static_cast<int>(w.s.k_token) + n * kKeys;
         const uint32_t stage = StageOf<kStages>(tiles), parity = ParityOf<kStages>(tiles) ^ 1;
         ++tiles;
         ptx::BarrierWait(shared + Traits::kKEmpty + 8 * stage, parity);
         if (leader) {
-          CopyRows<Traits::kPanels, kKeys>(shared + Traits::kKAt + stage * Traits::kKBytes, &p.k,
-                                           shared + Traits::kKFull + 8 * stage, kv_head, token,
-                                           batch);
+          CopyKeys<Traits, Traits::kPanels>(shared + Traits::kKAt + stage * Traits::kKBytes, &p.k,
+                                            shared + Traits::kKFull + 8 * stage, kv_head, token,
+                                            batch, rank);
         }
-        if (first) {  // the other warpgroups begin later
+        if (n == w.first) {  // the other warpgroups begin later
 #pragma unroll
           for (int group = 1; group < Traits::kConsumers; ++group) {
             CopyQueries<Traits>(p, shared, w, queries, group, leader);
           }
+          if (tells) TellNext<Traits>(shared, turn, next, leader);
         }
         ptx::BarrierWait(shared + Traits::kVEmpty + 8 * stage, parity);
         if (leader) {
-          CopyRows<Traits::kPanelsV, kKeys>(shared + Traits::kVAt + stage * Traits::kVBytes, &p.v,
-                                            shared + Traits::kVFull + 8 * stage, kv_head, token,
-                                            batch);
+          CopyKeys<Traits, Traits::kPanelsV>(shared + Traits::kVAt + stage * Traits::kVBytes, &p.v,
+                                             shared + Traits::kVFull + 8 * stage, kv_head, token,
+                                             batch, rank);
         }
-        n = NextShown<Traits>(p, w, mask, n - 1);
       }
       ++queries;
     }
+    if (tells && !loads) TellNext<Traits>(shared, turn, next, leader);
+    if (Traits::kCluster > 1 && rank != 0) next = HearNext<Traits>(shared, turn, leader);
     index = __shfl_sync(~0u, next, 0);
   }
   // The last CTA leaves the counters as it found them.

@@ -9,8 +9,6 @@
 
 namespace attn::cuda::sm90 {
 
-inline constexpr int kPanelBytes = kWarpgroupRows * 128;  // of a warpgroup's rows
-
 // One arrival for each consumer warp.
 __device__ __forceinline__ void Release(uint32_t barrier, int lane) {
   __syncwarp();

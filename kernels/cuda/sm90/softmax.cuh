@@ -26,6 +26,7 @@ struct Consumer {
   uint32_t queries;                   // use of the queries' buffers by the latest work
   uint32_t queries_at;                // that buffer
   uint32_t shared;
+  uint32_t releases;      // in a cluster: `shared` of the CTA that this lane tells of stages
   int group, warp, lane;  // consumer warpgroup; warp of it
   int row;  // the first of this lane's two of the warpgroup's 64; the other is 8 further
 };

@@ -7,13 +7,14 @@
 
 namespace attn::cuda::sm90 {
 
-// A piece of work: a tile of queries of one head, and for it a range of key tiles [begin, end).
+// A piece of work: a tile of queries of one head, shared by a cluster, and for it a range of key
+// tiles [begin, end).
 struct alignas(16) Work {
   DeviceSequence s;
   int64_t lse;   // of the tile's first row in an lse-shaped buffer
   int h, token;  // head of queries; the first row's token
   int b, split, q0;
-  int place0, place_step;  // of warpgroups: PlaceOf()
+  int place0, place_step;  // of the CTA's warpgroups: PlaceOf()
   int begin, end;
   int first;  // the largest that the block mask shows to some row; below begin: none
   bool some;  // there is work
@@ -25,8 +26,11 @@ __device__ __forceinline__ int PlaceOf(const Work& w, int group) {
 // Works that the producer may be ahead, and the one whose rows are still to be written.
 inline constexpr int kWorkSlots = 3;
 
-// Tile is a ForwardTile of tiles.h.
-template <class T_, class Tile_, Mode kMode_>
+inline constexpr int kPanelBytes = kWarpgroupRows * 128;  // of a warpgroup's rows
+
+// Tile is a ForwardTile of tiles.h. The kCluster CTAs of a cluster, one or two, work on
+// neighbouring queries of a head: each copies its share of every tile of keys and values to all.
+template <class T_, class Tile_, Mode kMode_, int kCluster_>
 struct ForwardTraits : Tile_ {
   using T = T_;
   static constexpr Mode kMode = kMode_;
@@ -35,17 +39,22 @@ struct ForwardTraits : Tile_ {
   static constexpr bool kBlockMask = kMode == Mode::kBlocks || kOptions;
   // Warpgroups take turns in issuing products. Under limits one has fewer tiles than another.
   static constexpr bool kTurns = !kLimits;
+  static constexpr int kCluster = kCluster_;
   static constexpr int kConsumers = Tile_::kConsumers;
   static constexpr int kQueries = kWarpgroupRows * kConsumers;
+  static constexpr int kWorkQueries = kQueries * kCluster;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Of a thread; together what kThreads have when the kernel starts.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 240;
+  static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : kCluster > 1 ? 40 : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 4   ? 112
+                                            : kConsumers == 3 ? 160
+                                            : kCluster > 1    ? 232
+                                                              : 240;
   // Panels of kPanel elements: [panels][rows][128 bytes].
   static constexpr int kPanels = (Tile_::kHeadDim + kPanel - 1) / kPanel;
   static constexpr int kPanelsV = (Tile_::kHeadDimV + kPanel - 1) / kPanel;
-  static constexpr int kQBytes = kPanels * kWarpgroupRows * 128;  // of one warpgroup
+  static constexpr int kQBytes = kPanels * kPanelBytes;  // of one warpgroup
   static constexpr int kKBytes = kPanels * Tile_::kKeys * 128;
   static constexpr int kVBytes = kPanelsV * Tile_::kKeys * 128;
   // Rows leave through shared memory: where two works' queries fit, through the buffer of theirs;
@@ -55,19 +64,24 @@ struct ForwardTraits : Tile_ {
   static constexpr int kKAt = Tile_::kQBuffers * kQBytes;
   static constexpr int kVAt = kKAt + Tile_::kStages * kKBytes;
   static constexpr int kRowsAt = kVAt + Tile_::kStages * kVBytes;
-  static constexpr int kQFull = kRowsAt + kConsumers * Tile_::kRowPanels * kWarpgroupRows * 128;
+  static constexpr int kQFull = kRowsAt + kConsumers * Tile_::kRowPanels * kPanelBytes;
   static constexpr int kQEmpty = kQFull + 8 * Tile_::kQBuffers;
   static constexpr int kWorkFull = kQEmpty + 8 * Tile_::kQBuffers;
   static constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
   static constexpr int kKFull = kWorkEmpty + 8 * kWorkSlots, kKEmpty = kKFull + 8 * Tile_::kStages;
   static constexpr int kVFull = kKEmpty + 8 * Tile_::kStages;
   static constexpr int kVEmpty = kVFull + 8 * Tile_::kStages;
-  static constexpr int kWorkAt = (kVEmpty + 8 * Tile_::kStages + 15) / 16 * 16;
+  // In a cluster: what the first CTA tells the second.
+  static constexpr int kNextFull = kVEmpty + 8 * Tile_::kStages, kNextEmpty = kNextFull + 8;
+  static constexpr int kNextAt = kNextEmpty + 8;
+  static constexpr int kWorkAt = (kNextAt + 4 + 15) / 16 * 16;
   // Aligned to 1024 bytes by the kernel.
   static constexpr int kSharedBytes = kWorkAt + kWorkSlots * static_cast<int>(sizeof(Work)) + 1024;
   static constexpr uint32_t kSquares = (uint32_t{1} << (Tile_::kKeys / kMaskStep)) - 1;
   static_assert(Tile_::kKeys % 16 == 0 && Tile_::kKeys * 128 % 1024 == 0);
   static_assert(!kBlockMask || Tile_::kKeys % kMaskStep == 0);
+  static_assert(kCluster == 1 ||
+                (kCluster == kMaxCluster && !kBlockMask && Tile_::kKeys % (8 * kCluster) == 0));
   static_assert(kConsumers >= 2 && kConsumers <= 4 && Tile_::kQBuffers >= kConsumers);
   static_assert(!kRowsInQueries || (Tile_::kQBuffers == 2 * kConsumers && kPanelsV <= kPanels));
 };
@@ -82,14 +96,19 @@ __device__ __forceinline__ uint32_t ParityOf(uint32_t n) {
   return n / kStages % 2;
 }
 
-// Piece `index`, the CTA's `turn`-th. Under limits the last of its rows see most: every other turn
-// the warpgroups' order is turned round, so that in the long run all have as much to do.
+// Piece `index`, the CTA's `turn`-th; `rank`: of the CTA in its cluster. Under limits the last of
+// its rows see most: every other turn the warpgroups' order is turned round, so that in the long
+// run all have as much to do.
 template <class Traits>
-__device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, uint32_t turn) {
+__device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, uint32_t turn,
+                                       uint32_t rank) {
   Work w;
   const bool reverse = Traits::kLimits && turn % 2 == 1;
-  w.place0 = reverse ? Traits::kQueries - kWarpgroupRows : 0;
+  w.place0 = reverse ? Traits::kWorkQueries - kWarpgroupRows : 0;
   w.place_step = reverse ? -kWarpgroupRows : kWarpgroupRows;
+  if constexpr (Traits::kCluster > 1) {
+    w.place0 += static_cast<int>(rank) * Traits::kConsumers * w.place_step;
+  }
   const uint32_t heads = p.num_heads * p.sequences.batch;
   const uint32_t per_head = p.tiles * p.splits;
   const uint32_t before_last = heads - p.last_section;
@@ -112,16 +131,16 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, u
     w.lse = w.split * p.partial_rows;
   }
   w.s = SequenceOf(p.sequences, w.b);
-  w.q0 = tile * Traits::kQueries;
+  w.q0 = tile * Traits::kWorkQueries;
   if (p.last_first) {
     // Counted from the end, so that the tile that is not full is not the longest. Rows before the
     // first are whole warpgroups.
     w.q0 = (w.s.rows_q + kWarpgroupRows - 1) / kWarpgroupRows * kWarpgroupRows -
-           static_cast<int>(tile + 1) * Traits::kQueries;
+           static_cast<int>(tile + 1) * Traits::kWorkQueries;
   }
   w.lse += w.s.lse + w.h * p.lse_head + w.q0;
   w.token = static_cast<int>(w.s.q_token) + w.q0;
-  const int q_first = max(w.q0, 0), q_last = min(w.q0 + Traits::kQueries, w.s.len_q) - 1;
+  const int q_first = max(w.q0, 0), q_last = min(w.q0 + Traits::kWorkQueries, w.s.len_q) - 1;
   int key_end = w.s.len_k;
   w.begin = 0;
   if constexpr (Traits::kLimits) {

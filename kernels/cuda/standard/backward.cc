@@ -1,5 +1,6 @@
 #include <cstddef>
 
+#include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/standard/passes.h"
 
 namespace attn::cuda::standard {
@@ -144,7 +145,7 @@ class BackwardPass {
     rows.kept = kept;
     rows.lse = const_cast<float*>(t_.lse);
     rows.delta = delta_;
-    rows.own_row_dot = p_.bias.has_value();
+    rows.own_row_dot = SumsRowDot(p_);
     rows.dlse = p_.has_dlse ? t_.dlse : nullptr;
     const bool shared = DbiasSumsBatch(p_) || DbiasSumsHeads(p_);
     if (p_.bias && !shared) rows.dbias = t_.dbias;

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "kernels/api/traffic.h"
+#include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/standard/plan.h"
 
 namespace attn::cuda::standard {
@@ -93,9 +94,9 @@ TileModel Model(const AttentionProblem& p, Pass pass) {
   const Wide pairs = VisiblePairs(p);
   const bool twice = pass == Pass::kForward && p.seqlen_k > kMaxRowInRegisters;
   const Wide bias = p.bias ? SizeOf(p.bias->dtype) : 0;
-  // Backward with a bias reads them for row_dot too.
+  // Backward reads them for row_dot too, where it sums that itself.
   const Wide per_pair =
-      pass == Pass::kBackward ? (8 + bias) * (p.bias ? 2 : 1) : (4 + bias) * (twice ? 2 : 1);
+      pass == Pass::kBackward ? (8 + bias) * (SumsRowDot(p) ? 2 : 1) : (4 + bias) * (twice ? 2 : 1);
   total.Add({pairs * per_pair, 0});
   if (HasIdleRows(p)) {  // outputs are zeroed first
     if (pass == Pass::kForward) {

@@ -33,9 +33,8 @@ struct RowsParams {
   int64_t lse0, lse_step, lse_head;  // the same in an lse-shaped buffer, and from head to head
   float* lse;                        // forward: written; backward: read
   const float* delta;                // backward: dlse - row_dot, lse-shaped
-  // Backward with a bias: row_dot is summed from P and dP here instead, and dlse (null: 0) added.
-  // Through out it would carry the rounding of P in the forward pass, which dbias, being ds itself,
-  // would show.
+  // Backward: row_dot is summed from P and dP here instead, and dlse (null: 0) added. See
+  // SumsRowDot().
   bool own_row_dot;
   const float* dlse;
   float* dbias;  // backward, where each entry belongs to one head; else null

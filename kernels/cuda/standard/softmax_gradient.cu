@@ -140,7 +140,7 @@ cudaError_t StartFor(const RowsParams& p, cudaStream_t stream) {
 
 template <class T>
 cudaError_t StartWith(const RowsParams& p, cudaStream_t stream) {
-  switch (LevelOf(p.score)) {
+  switch (p.own_row_dot ? Level::kAll : LevelOf(p.score)) {
     case Level::kPlain:
       return StartFor<T, Level::kPlain>(p, stream);
     case Level::kDropout:
