@@ -9,74 +9,108 @@
 namespace attn::cuda {
 namespace {
 
-constexpr int kMergeThreads = 128;
-static_assert(kMaxSplits <= kMergeThreads);  // a thread per split
+constexpr int kMergeWarps = 4;
+constexpr int kLaneSplits = kMaxSplits / 32;  // whose weights a lane keeps
+constexpr int kWarpColumns = 128;             // four a lane
+constexpr int kAhead = 4;                     // splits of a warp that are under way at a time
 
-// The largest value or the sum over the block. Leaves `shared` in use until the next barrier.
 template <bool kMax>
-__device__ __forceinline__ float BlockReduce(float x, float* shared) {
+__device__ __forceinline__ float WarpReduce(float x) {
 #pragma unroll
   for (int o = 16; o > 0; o /= 2) {
     const float y = __shfl_xor_sync(~0u, x, o);
     x = kMax ? fmaxf(x, y) : x + y;
   }
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = shared[0];
-#pragma unroll
-  for (int w = 1; w < kMergeThreads / 32; ++w) x = kMax ? fmaxf(x, shared[w]) : x + shared[w];
   return x;
 }
 
-// One block per row of the lse-shaped space. Half the threads take the even splits, half the odd
-// ones.
+// One block per row of the lse-shaped space. Its warps take the splits in turn; each makes all
+// weights itself, while the first parts that it sums are under way.
 template <class T>
-__global__ void __launch_bounds__(kMergeThreads) Merge(const __grid_constant__ MergeParams p) {
-  __shared__ float weights[kMaxSplits], largest[kMergeThreads / 32], sums[kMergeThreads / 32];
-  __shared__ float2 odd[kMergeThreads / 2];
+__global__ void __launch_bounds__(kMergeWarps * 32) Merge(const __grid_constant__ MergeParams p) {
+  __shared__ float4 sums[kMergeWarps][32];
   const int64_t row = blockIdx.x;
-  const int thread = threadIdx.x, half = thread / (kMergeThreads / 2);
-  const int pair = thread % (kMergeThreads / 2);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int h = static_cast<int>(row / p.lse_head % p.num_heads);
   const int64_t token = row / (p.lse_head * p.num_heads) * p.lse_head + row % p.lse_head;
-  ptx::AwaitPredecessors();
-
-  const float part =
-      thread < p.splits ? p.partial_lse[thread * p.partial_rows + row] : -CUDART_INF_F;
-  const float top = BlockReduce<true>(part, largest);
-  const bool valid = top != CUDART_INF_F;  // +infinity marks rows beyond len_q
-  const float sink = valid && p.sinks != nullptr ? __ldg(p.sinks + h) : -CUDART_INF_F;
-  const bool has_keys = valid && top != -CUDART_INF_F;
-  const float base = has_keys ? fmaxf(top, sink) : 0.0f;
-  const float weight = has_keys ? ptx::Exp2((part - base) * kLog2E) : 0.0f;
-  if (thread < p.splits) weights[thread] = weight;
-  float sum = BlockReduce<false>(weight, sums);
-  if (has_keys) sum += ptx::Exp2((sink - base) * kLog2E);
-  if (thread == 0) {
-    // Without keys exactly the sink.
-    p.lse[row] = has_keys ? base + logf(sum) : (valid ? sink : -CUDART_INF_F);
-  }
-  const float factor = has_keys ? 1.0f / sum : 0.0f;
-  const float* parts = p.partial_out + row * p.head_dim_v;
+  const float sink_or_none = p.sinks != nullptr ? __ldg(p.sinks + h) : -CUDART_INF_F;
+  const float* const parts = p.partial_out + row * p.head_dim_v;
+  const int64_t split_elements = p.partial_rows * p.head_dim_v;
   const int64_t out = (token * p.num_heads + h) * p.head_dim_v;
-  for (int c = pair * 2; c - pair * 2 < p.head_dim_v; c += kMergeThreads) {
-    float2 acc = make_float2(0.0f, 0.0f);
-    if (has_keys && c < p.head_dim_v) {
-#pragma unroll 8
-      for (int s = half; s < p.splits; s += 2) {
-        const float2 o =
-            *reinterpret_cast<const float2*>(parts + s * p.partial_rows * p.head_dim_v + c);
-        acc.x = fmaf(weights[s], o.x, acc.x);
-        acc.y = fmaf(weights[s], o.y, acc.y);
+  // Parts of `kAhead` of this warp's splits, from `first` on.
+  const auto load = [&](int c, int first, float4(&o)[kAhead]) {
+#pragma unroll
+    for (int x = 0; x < kAhead; ++x) {
+      const int split = first + x * kMergeWarps;
+      if (split < p.splits && c < p.head_dim_v) {
+        o[x] = *reinterpret_cast<const float4*>(parts + split * split_elements + c);
       }
     }
-    if (half == 1) odd[pair] = acc;
-    __syncthreads();
-    if (half == 0 && c < p.head_dim_v) {
-      StorePair<T>(p.out, p.out_fp32, out + c, (acc.x + odd[pair].x) * factor,
-                   (acc.y + odd[pair].y) * factor);
+  };
+  float4 ahead[kAhead];
+  float weights[kLaneSplits];
+  ptx::AwaitPredecessors();
+
+#pragma unroll
+  for (int x = 0; x < kLaneSplits; ++x) {
+    const int split = x * 32 + lane;
+    weights[x] = split < p.splits ? p.partial_lse[split * p.partial_rows + row] : -CUDART_INF_F;
+  }
+  load(lane * 4, warp, ahead);
+  float top = weights[0], sum = 0.0f;
+#pragma unroll
+  for (int x = 1; x < kLaneSplits; ++x) top = fmaxf(top, weights[x]);
+  top = WarpReduce<true>(top);
+  const bool valid = top != CUDART_INF_F;  // +infinity marks rows beyond len_q
+  const float sink = valid ? sink_or_none : -CUDART_INF_F;
+  const bool has_keys = valid && top != -CUDART_INF_F;
+  const float base = has_keys ? fmaxf(top, sink) : 0.0f;
+#pragma unroll
+  for (int x = 0; x < kLaneSplits; ++x) {
+    weights[x] = has_keys ? ptx::Exp2((weights[x] - base) * kLog2E) : 0.0f;
+    sum += weights[x];
+  }
+  sum = WarpReduce<false>(sum);
+  if (has_keys) sum += ptx::Exp2((sink - base) * kLog2E);
+  if (threadIdx.x == 0) {
+    // Without keys exactly the sink.
+    p.lse[row] = has_keys ? base + logf(sum) : sink;
+  }
+  const float factor = has_keys ? 1.0f / sum : 0.0f;
+  for (int c0 = 0; c0 < p.head_dim_v; c0 += kWarpColumns) {
+    const int c = c0 + lane * 4;
+    float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int first = warp; first < p.splits; first += kAhead * kMergeWarps) {
+      if (c0 > 0 || first != warp) load(c, first, ahead);
+#pragma unroll
+      for (int x = 0; x < kAhead; ++x) {
+        const int split = first + x * kMergeWarps;
+        if (split >= p.splits) break;
+        float mine = weights[0];
+#pragma unroll
+        for (int y = 1; y < kLaneSplits; ++y) mine = split / 32 == y ? weights[y] : mine;
+        const float weight = __shfl_sync(~0u, mine, split % 32);
+        if (!has_keys || c >= p.head_dim_v) continue;  // what was not loaded
+        acc.x = fmaf(weight, ahead[x].x, acc.x);
+        acc.y = fmaf(weight, ahead[x].y, acc.y);
+        acc.z = fmaf(weight, ahead[x].z, acc.z);
+        acc.w = fmaf(weight, ahead[x].w, acc.w);
+      }
     }
+    if (c0 > 0) __syncthreads();
+    sums[warp][lane] = acc;
     __syncthreads();
+    const int pair = threadIdx.x;
+    if (pair < kWarpColumns / 2 && c0 + pair * 2 < p.head_dim_v) {
+      float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int w = 0; w < kMergeWarps; ++w) {
+        const float2 x = reinterpret_cast<const float2*>(sums[w])[pair];
+        total.x += x.x;
+        total.y += x.y;
+      }
+      StorePair<T>(p.out, p.out_fp32, out + c0 + pair * 2, total.x * factor, total.y * factor);
+    }
   }
 }
 
@@ -89,7 +123,7 @@ cudaError_t LaunchMerge(const MergeParams& p, DType type, bool early, cudaStream
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(p.partial_rows));
-  config.blockDim = dim3(kMergeThreads);
+  config.blockDim = dim3(kMergeWarps * 32);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
