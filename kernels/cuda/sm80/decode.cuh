@@ -31,7 +31,8 @@ struct DecodeTraits : Tile_ {
   static constexpr int kQueryBytes = kRows * kQkChunks * 16;
   static constexpr int kStageBytes = kKeys * (kQkChunks + kVChunks) * 16;
   // Outputs of all warps, with their maxima and sums, when the loop is over.
-  static constexpr int kMergeBytes = Tile_::kWarps * kRows * (Tile_::kHeadDimV + 2) * 4;
+  static constexpr int kMergeStride = Tile_::kHeadDimV + 8;  // floats; eight rows in other banks
+  static constexpr int kMergeBytes = Tile_::kWarps * kRows * (kMergeStride + 2) * 4;
   static constexpr int kLoopBytes = kQueryBytes + Tile_::kWarps * Tile_::kStages * kStageBytes;
   static constexpr int kSharedBytes = kLoopBytes > kMergeBytes ? kLoopBytes : kMergeBytes;
 };
@@ -141,43 +142,61 @@ __device__ __forceinline__ void DropProbabilities(const ForwardParams& p, const 
   }
 }
 
-// Keys n0 … n0 + 15; k_lane, v_lane: this lane's ldmatrix rows of them.
+// Keys n0 … n0 + kKeys - 1, all at once, because few warps hide little of an instruction's latency;
+// k_lane, v_lane: this lane's ldmatrix rows of them.
 template <class Traits>
 __device__ __forceinline__ void DecodeKeys(const ForwardParams& p, const DecodePlace& at,
                                            const DecodeRow (&rows)[2], int n0, uint32_t k_lane,
                                            uint32_t v_lane, DecodeState<Traits>& state) {
   using E = ptx::Element<typename Traits::T>;
+  constexpr int kParts = Traits::kKeys / 16;
+  constexpr int kKPart = 16 * Traits::kQkChunks * 16, kVPart = 16 * Traits::kVChunks * 16;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
-  float s[2][4] = {};
+  float s[kParts][2][4] = {};
 #pragma unroll
   for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
-    uint32_t a[4], b[4];
+    uint32_t a[4];
     ptx::LoadMatrix4(a, StepAddress<Traits::kQkChunks>(at.q_lane, step));
-    ptx::LoadMatrix4(b, StepAddress<Traits::kQkChunks>(k_lane, step));
-    E::Mma(s[0], a, b[0], b[1]);
-    E::Mma(s[1], a, b[2], b[3]);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t b[4];
+      ptx::LoadMatrix4(b, StepAddress<Traits::kQkChunks>(k_lane, step) + part * kKPart);
+      E::Mma(s[part][0], a, b[0], b[1]);
+      E::Mma(s[part][1], a, b[2], b[3]);
+    }
   }
   float correction[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    MaskRow<Traits>(p, at, rows[half], n0, half, s);
-    float top =
-        fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+    float top = -CUDART_INF_F;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float(&x)[2][4] = s[part];
+      MaskRow<Traits>(p, at, rows[half], n0 + part * 16, half, x);
+      top = fmaxf(top, fmaxf(fmaxf(x[0][2 * half], x[0][2 * half + 1]),
+                             fmaxf(x[1][2 * half], x[1][2 * half + 1])));
+    }
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)), state.max[half]);
     const float from = top == -CUDART_INF_F ? 0.0f : top;
     correction[half] = ptx::Exp2((state.max[half] - from) * scale_log2);
     state.max[half] = top;
-    float sum = 0.0f;
+    float sums[kParts] = {};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[n][2 * half + e];
-        x = ptx::Exp2((x - from) * scale_log2);
-        sum += x;
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[part][n][2 * half + e];
+          x = ptx::Exp2((x - from) * scale_log2);
+          sums[part] += x;
+        }
       }
     }
+    float sum = sums[0];
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) sum += sums[part];
     state.sum[half] = state.sum[half] * correction[half] + sum;
   }
   if (__any_sync(~0u, correction[0] != 1.0f || correction[1] != 1.0f)) {
@@ -187,17 +206,21 @@ __device__ __forceinline__ void DecodeKeys(const ForwardParams& p, const DecodeP
       for (int e = 0; e < 4; ++e) state.o[n][e] *= correction[e >> 1];
     }
   }
-  if constexpr (Traits::kOptions) {
-    if (p.score.threshold < 65536) DropProbabilities(p, at, rows, n0, s);
-  }
-  const uint32_t a[4] = {E::Pack(s[0][0], s[0][1]), E::Pack(s[0][2], s[0][3]),
-                         E::Pack(s[1][0], s[1][1]), E::Pack(s[1][2], s[1][3])};
 #pragma unroll
-  for (int n = 0; n < Traits::kHeadDimV / 16; ++n) {
-    uint32_t b[4];
-    ptx::LoadMatrix4Transposed(b, StepAddress<Traits::kVChunks>(v_lane, n));
-    E::Mma(state.o[2 * n], a, b[0], b[1]);
-    E::Mma(state.o[2 * n + 1], a, b[2], b[3]);
+  for (int part = 0; part < kParts; ++part) {
+    float(&x)[2][4] = s[part];
+    if constexpr (Traits::kOptions) {
+      if (p.score.threshold < 65536) DropProbabilities(p, at, rows, n0 + part * 16, x);
+    }
+    const uint32_t a[4] = {E::Pack(x[0][0], x[0][1]), E::Pack(x[0][2], x[0][3]),
+                           E::Pack(x[1][0], x[1][1]), E::Pack(x[1][2], x[1][3])};
+#pragma unroll
+    for (int n = 0; n < Traits::kHeadDimV / 16; ++n) {
+      uint32_t b[4];
+      ptx::LoadMatrix4Transposed(b, StepAddress<Traits::kVChunks>(v_lane, n) + part * kVPart);
+      E::Mma(state.o[2 * n], a, b[0], b[1]);
+      E::Mma(state.o[2 * n + 1], a, b[2], b[3]);
+    }
   }
 }
 
@@ -207,14 +230,17 @@ __device__ __forceinline__ void MergeWarps(const ForwardParams& p, const DecodeP
                                            char* shared, DecodeState<Traits>& state) {
   using T = typename Traits::T;
   constexpr int kRows = Traits::kRows, kDv = Traits::kHeadDimV, kWarps = Traits::kWarps;
+  constexpr int kStride = Traits::kMergeStride;
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
-  float* o = reinterpret_cast<float*>(shared);  // [warp][row][head_dim_v]
-  float* max2 = o + kWarps * kRows * kDv;       // [warp][row], log2 units
+  float* o = reinterpret_cast<float*>(shared);  // [warp][row][kStride]
+  float* max2 = o + kWarps * kRows * kStride;   // [warp][row], log2 units
   float* sums = max2 + kWarps * kRows;
+  const int rows = min(kRows, at.rows - at.row0);
   ptx::WaitCopies<0>();
   __syncthreads();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    if (half * 8 >= rows) break;
     const int row = at.warp * kRows + half * 8 + at.lane / 4;
     float sum = state.sum[half];
     sum += __shfl_xor_sync(~0u, sum, 1);
@@ -225,14 +251,15 @@ __device__ __forceinline__ void MergeWarps(const ForwardParams& p, const DecodeP
     }
 #pragma unroll
     for (int n = 0; n < kDv / 8; ++n) {
-      *reinterpret_cast<float2*>(o + row * kDv + n * 8 + (at.lane & 3) * 2) =
+      *reinterpret_cast<float2*>(o + row * kStride + n * 8 + (at.lane & 3) * 2) =
           make_float2(state.o[n][2 * half], state.o[n][2 * half + 1]);
     }
   }
   __syncthreads();
-  constexpr int kLanesPerRow = Traits::kThreads / kRows;
-  const int row = threadIdx.x / kLanesPerRow, first = threadIdx.x % kLanesPerRow * 2;
-  if (at.row0 + row >= at.rows) return;
+  // As many threads to a row as there are, a power of two.
+  const int row_lanes = Traits::kThreads >> (32 - __clz(rows - 1));
+  const int row = threadIdx.x / row_lanes, first = threadIdx.x % row_lanes * 2;
+  if (row >= rows) return;
   const int i = (at.row0 + row) / at.group, h = at.kv_head * at.group + (at.row0 + row) % at.group;
   const bool valid = i<at.s.len_q, partial = p.splits> 1;
   float top = -CUDART_INF_F, sum = 0.0f, weights[kWarps];
@@ -252,12 +279,12 @@ __device__ __forceinline__ void MergeWarps(const ForwardParams& p, const DecodeP
   const int64_t partial_row = at.split * p.partial_rows + lse_row;
   const int64_t out_row = at.s.batch * p.out_strides.batch + h * p.out_strides.head +
                           (at.s.q_token + i) * p.out_strides.token;
-  for (int c = first; c < p.head_dim_v; c += 2 * kLanesPerRow) {
+  for (int c = first; c < p.head_dim_v; c += 2 * row_lanes) {
     float x = 0.0f, y = 0.0f;
     if (has_keys) {
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        const float2 part = *reinterpret_cast<const float2*>(o + (w * kRows + row) * kDv + c);
+        const float2 part = *reinterpret_cast<const float2*>(o + (w * kRows + row) * kStride + c);
         x += weights[w] * part.x;
         y += weights[w] * part.y;
       }
@@ -369,13 +396,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
       ptx::WaitCopies<kStages - 1>();
       __syncwarp();
       if (chunk < end) {
-#pragma unroll
-        for (int part = 0; part < kKeys / 16; ++part) {
-          DecodeKeys<Traits>(
-              p, at, rows, chunk * kKeys + part * 16,
-              at.k_lane + stage * Traits::kStageBytes + part * 16 * Traits::kQkChunks * 16,
-              at.v_lane + stage * Traits::kStageBytes + part * 16 * Traits::kVChunks * 16, state);
-        }
+        DecodeKeys<Traits>(p, at, rows, chunk * kKeys, at.k_lane + stage * Traits::kStageBytes,
+                           at.v_lane + stage * Traits::kStageBytes, state);
       }
       __syncwarp();
     }
