@@ -164,9 +164,10 @@ void FinishColumnsSimd(int64_t cols, const float* m, const float* l, const float
   const D d;
   const V one = hn::Set(d, 1.0f);
   for (int64_t c = 0; c < cols; c += kLanes) {
-    const V m_v = hn::LoadU(d, m + c);
-    const auto no_key = hn::Eq(m_v, hn::Set(d, -kInfinity));
-    V max = m_v, factor = one, denominator = hn::LoadU(d, l + c), lse_without_key = m_v;
+    const V m_v = hn::LoadU(d, m + c), l_v = hn::LoadU(d, l + c);
+    // A maximum passes over NaN, a sum does not.
+    const auto no_key = hn::And(hn::Eq(m_v, hn::Set(d, -kInfinity)), hn::Eq(l_v, hn::Zero(d)));
+    V max = m_v, factor = one, denominator = l_v, lse_without_key = m_v;
     if (sink != nullptr) {
       lse_without_key = hn::LoadU(d, sink + c);
       const V sink_v = hn::Mul(lse_without_key, hn::Set(d, static_cast<float>(kLog2e)));
