@@ -91,16 +91,21 @@ def sustained(results):
             rows.append([c["cell"], *(f"{n} {tflops(c, n):.1f}" for n in (held, to)),
                          f"{ratio:.3f}", f"{bar:.2f}", shown(tflops(c, "cudnn"), ".1f")])
     table(["cell", "TFLOP/s", "TFLOP/s", "ratio", "bar", "cudnn"], rows)
-    beside = []
+    beside, same, cudnn = [], [], []
     for mask, fa3 in anchors.SUSTAINED_TFLOPS.items():
         c = cells[f"dtype_{mask}"]
         ours = tflops(c, "bf16")
         beside.append(f"{mask} {ours:.0f} TFLOP/s ({ours / fa3:.3f} of FlashAttention-3's "
                       f"{fa3:.0f}, cuDNN now {shown(tflops(c, 'cudnn'), '.0f')})")
+        for ratios, slow, fast in ((same, "fp16_same_numbers", "bf16"),
+                                   (cudnn, "cudnn_fp16", "cudnn")):
+            if {slow, fast} <= set(c["ms"]):
+                ratios.append(c["ms"][fast] / c["ms"][slow])
     return Verdict(
         f"{', '.join(beside)}, {r['calls']} calls in a row; least fp16 / bf16 "
-        f"{least['dtype']:.3f}, THD / dense {least['packed']:.3f}, GQA / dense "
-        f"{least['grouped']:.3f}",
+        f"{least['dtype']:.3f} (on the same numbers {shown(min(same, default=None), '.3f')}; "
+        f"cuDNN's {shown(min(cudnn, default=None), '.3f')}), THD / dense {least['packed']:.3f}, "
+        f"GQA / dense {least['grouped']:.3f}",
         ">= 0.97, >= 0.95, >= 0.95", holds)
 
 

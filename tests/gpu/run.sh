@@ -2,7 +2,8 @@
 # Everything there is to show on a GPU host: builds (or takes a bundle of bundle.sh), runs the steps,
 # and writes tests/gpu/results/*.json, which report.sh reads. Goes on after a failed step; the exit
 # status is 0 where every step passed.
-#   tests/gpu/run.sh [--bundle DIR] [--build-dir DIR] [--out DIR] [--only STEP...]
+#   tests/gpu/run.sh [--bundle DIR] [--build-dir DIR] [--out DIR] [--archive FILE] [--only STEP...]
+# --archive: what lies in --out in the end, as one .tar.xz to carry away.
 # Steps: exactness sanitizers sweep decode gpt2 block-sparse memory deterministic sm90-forward
 #        sm90-sustained sm90-decode counters sm90-counters end-to-end load build
 # Needs: an NVIDIA GPU with its driver; python3 with torch (CUDA) and numpy for the benchmarks, with
@@ -15,7 +16,7 @@ root="$(cd "$here/../.." && pwd)"
 all=(exactness sanitizers sweep decode gpt2 block-sparse memory deterministic sm90-forward
   sm90-sustained sm90-decode counters sm90-counters end-to-end load build)
 tests=(matrix probe merge known_inputs large long_sums fixture select)
-bundle="" build_dir="$root/build-gpu" out="$here/results" steps=()
+bundle="" archive="" build_dir="$root/build-gpu" out="$here/results" steps=()
 
 usage() {
   sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
@@ -24,12 +25,13 @@ usage() {
 
 while (($#)); do
   case "$1" in
-    --bundle | --build-dir | --out)
+    --bundle | --build-dir | --out | --archive)
       (($# >= 2)) || usage
       case "$1" in
         --bundle) bundle="$(cd "$2" && pwd)" ;;
         --build-dir) build_dir="$2" ;;
         --out) out="$2" ;;
+        --archive) archive="$2" ;;
       esac
       shift 2
       ;;
@@ -129,6 +131,7 @@ fi
 for step in "${others[@]}"; do
   [[ $step == exactness ]] || timed_step "$step"
 done
+[[ -z $archive ]] || tar -C "$out" -cJf "$archive" .
 if ((${#failed[@]})); then
   printf 'failed: %s\n' "${failed[@]}"
   exit 1
