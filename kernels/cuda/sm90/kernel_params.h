@@ -21,8 +21,9 @@ inline constexpr int kMaxCluster = 2;  // CTAs that share a work
 
 struct ForwardParams {
   // Maps of (element, head, token, batch); boxes of kPanel elements of one head and as many tokens
-  // as a warpgroup has queries, a step keys, and a warp rows. In THD there is one batch. out_map:
-  // only where whole rows are written, and in 16 bits.
+  // as a warpgroup has queries, a CTA copies of a step's keys (a cluster's share them), and a warp
+  // has rows. In THD there is one batch. out_map: only where whole rows are written, and in 16
+  // bits.
   CUtensorMap q, k, v, out_map;
   bool out_ends;  // each sequence's rows end where the tensor, or its batch, does
   void* out;      // contiguous, layout of q
