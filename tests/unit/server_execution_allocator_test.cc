@@ -55,7 +55,7 @@ TEST_F(AllocatorTest, WhatIsFreedIsRetainedUntilReleased) {
 
 // As gRPC's threads do: each takes and frees many slices, and is idle then but does not end.
 TEST_F(AllocatorTest, IdleThreadsCacheNoMoreThanTheBound) {
-  constexpr size_t kBound = 4 * kMiB;
+  constexpr size_t kBound = 2 * kMiB;
   constexpr int kThreads = 8;
   if (!BoundThreadCaches(kBound)) GTEST_SKIP() << "not tcmalloc";
   std::barrier<> freed(kThreads + 1), done(kThreads + 1);
@@ -72,8 +72,9 @@ TEST_F(AllocatorTest, IdleThreadsCacheNoMoreThanTheBound) {
   const uint64_t retained = ReadAllocatorStats().retained_bytes;
   done.arrive_and_wait();
   for (std::thread& thread : threads) thread.join();
-  // The central lists keep some more.
-  EXPECT_LE(retained, kBound + 4 * kMiB);
+  // tcmalloc keeps to the bound only roughly, and the central lists keep some more: up to 7 MiB on
+  // a busy machine. Without a bound it is 35.
+  EXPECT_LE(retained, 8 * kMiB);
 }
 
 }  // namespace

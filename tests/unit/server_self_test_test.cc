@@ -1,10 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <memory>
+#include <thread>
 #include <vector>
 
+#include "kernels/api/traffic.h"
 #include "kernels/cpu/backends.h"
 #include "server/execution/rates.h"
 #include "server/execution/self_test.h"
@@ -14,7 +17,8 @@ namespace attn::server {
 namespace {
 
 // How a faulty backend spoils the results of the real one it stands before. kForwardOnly: it has no
-// backward pass and says so, which is no fault.
+// backward pass and says so, which is no fault. kFast: it takes the time of a host of 2 TFLOP/s,
+// and computes nothing.
 enum class Fault {
   kNone,
   kOut,
@@ -26,8 +30,11 @@ enum class Fault {
   kNan,
   kError,
   kFp16Only,
-  kForwardOnly
+  kForwardOnly,
+  kFast
 };
+
+constexpr double kFastFlopsPerSecond = 2e12;
 
 class FaultyBackend : public Backend {
  public:
@@ -53,6 +60,7 @@ class FaultyBackend : public Backend {
   absl::Status Forward(const AttentionProblem& p, const ForwardTensors& t,
                        const RunContext& c) const override {
     if (fault_ == Fault::kError) return absl::InternalError("broken");
+    if (fault_ == Fault::kFast) return Sleep(p, Pass::kForward);
     absl::Status status = real_->Forward(p, t, c);
     if (fault_ == Fault::kOut) Scale(t.out, p.out_dtype, OutElements(p) - 1);
     if (fault_ == Fault::kLse) t.lse[LseElements(p) - 1] += 1e-3f;
@@ -69,6 +77,7 @@ class FaultyBackend : public Backend {
   absl::Status Backward(const AttentionProblem& p, const BackwardTensors& t,
                         const RunContext& c) const override {
     if (fault_ == Fault::kForwardOnly) return absl::FailedPreconditionError("pass backward");
+    if (fault_ == Fault::kFast) return Sleep(p, Pass::kBackward);
     absl::Status status = real_->Backward(p, t, c);
     const int64_t q_row = p.num_heads * p.head_dim;
     const int64_t kv_row = p.num_kv_heads * p.head_dim;
@@ -79,6 +88,11 @@ class FaultyBackend : public Backend {
   }
 
  private:
+  static absl::Status Sleep(const AttentionProblem& p, Pass pass) {
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(static_cast<double>(Flops(p, pass)) / kFastFlopsPerSecond));
+    return absl::OkStatus();
+  }
   static void Scale(void* data, DType dtype, int64_t index) {
     StoreElement(data, dtype, index, 1.05f * LoadElement(data, dtype, index));
   }
@@ -146,6 +160,16 @@ TEST_F(SelfTestTest, DisabledPathsAreNotRun) {
   PathTable table = Table(Fault::kNone);
   table.Disable(PathId::kFlashCpu, Reason::kDisabledByConfig, "");
   for (const SelfTestResult& r : SelfTestAll(&table)) EXPECT_NE(r.path, PathId::kFlashCpu);
+}
+
+// A call that is over in microseconds says nothing of a rate: a larger one is taken.
+TEST_F(SelfTestTest, RatesAreMeasuredOnFastHostsToo) {
+  Rates rates;
+  MeasureRates(Table(Fault::kFast), 2, std::chrono::milliseconds(150), &rates);
+  for (Pass pass : {Pass::kForward, Pass::kBackward}) {
+    EXPECT_GT(rates.FlopsPerSecond(pass, PathId::kFlashCpu), kFastFlopsPerSecond / 20);
+    EXPECT_LT(rates.FlopsPerSecond(pass, PathId::kFlashCpu), kFastFlopsPerSecond * 1.01);
+  }
 }
 
 TEST_F(SelfTestTest, RatesAreMeasuredAndFollowWhatRuns) {
