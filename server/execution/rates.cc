@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -45,10 +46,26 @@ double MeasureCopy(int threads) {
   return best;
 }
 
+// The shorter of two runs, of which the first also warms caches and threads; without may_repeat()
+// that of the first. None: the path does not run the call.
+template <class MayRepeat>
+std::optional<nanoseconds> Best(const SyntheticCall& call, const Backend& backend, Pass pass,
+                                const MayRepeat& may_repeat) {
+  std::optional<nanoseconds> best;
+  for (int run = 0; run < 2 && (run == 0 || may_repeat()); ++run) {
+    const absl::StatusOr<nanoseconds> time = call.Run(backend, pass);
+    if (!time.ok()) break;
+    best = std::min(best.value_or(*time), *time);
+  }
+  return best;
+}
+
+// What takes less time says more about overhead than about rates.
+constexpr nanoseconds kShortest = std::chrono::microseconds(200);
+
 }  // namespace
 
 void Rates::Observe(Pass pass, PathId path, uint64_t flops, nanoseconds kernel) {
-  constexpr nanoseconds kShortest = std::chrono::microseconds(200);
   if (kernel < kShortest || flops == 0) return;
   const double seen = static_cast<double>(flops) / Seconds(kernel);
   std::atomic<double>& rate = flops_[static_cast<size_t>(pass)][static_cast<size_t>(path)];
@@ -77,34 +94,26 @@ void MeasureRates(const PathTable& paths, int threads, std::chrono::milliseconds
                   Rates* rates) {
   const auto start = steady_clock::now();
   // head_dim 64: 38 MFLOP forward, 0.6 and 9.7 GFLOP. Between a small host and a large one lie
-  // three orders of magnitude, and a call that takes no time says nothing of rates: the first that
-  // takes long enough counts.
+  // three orders of magnitude: the first that takes long enough counts.
   const SyntheticCall cpu_calls[] = {
       SyntheticCall(/*seqlen=*/192, /*num_heads=*/4, /*head_dim=*/64), SyntheticCall(384, 16, 64),
       SyntheticCall(768, 64, 64)};
   // 137 GFLOP forward, 0.2 to 2 ms on a GPU.
   const SyntheticCall cuda_calls[] = {SyntheticCall(4096, 16, 128, DType::kBf16)};
-  constexpr nanoseconds kLongEnough = std::chrono::milliseconds(1);
   const PathTable::Snapshot candidates = paths.candidates();
   for (const PathCandidate& candidate : *candidates) {
     if (candidate.backend == nullptr || !candidate.standing.empty()) continue;
     const bool cuda = DeviceOf(candidate.path) == DeviceKind::kCuda;
     const std::span<const SyntheticCall> calls =
         cuda ? std::span<const SyntheticCall>(cuda_calls) : cpu_calls;
+    // On CUDA the first run also loads kernels, so that it says nothing of their speed.
+    const auto may_repeat = [&] { return cuda || steady_clock::now() - start <= budget; };
     for (Pass pass : {Pass::kForward, Pass::kBackward}) {
       for (const SyntheticCall& call : calls) {
-        nanoseconds best = nanoseconds::max();
-        for (int repeat = 0; repeat < 2; ++repeat) {  // the first also warms caches and threads
-          // On CUDA it also loads kernels, so that it says nothing of their speed.
-          if (repeat > 0 && !cuda && steady_clock::now() - start > budget) break;
-          const absl::StatusOr<nanoseconds> time = call.Run(*candidate.backend, pass);
-          if (!time.ok()) break;
-          best = std::min(best, *time);
-        }
-        if (best == nanoseconds::max()) break;
-        if (best < kLongEnough && &call != &calls.back()) continue;
-        rates->Observe(pass, candidate.path, call.flops(pass), best);
-        break;
+        const std::optional<nanoseconds> best = Best(call, *candidate.backend, pass, may_repeat);
+        if (!best) break;
+        rates->Observe(pass, candidate.path, call.flops(pass), *best);
+        if (*best >= kShortest) break;
       }
     }
   }

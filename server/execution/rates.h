@@ -34,10 +34,10 @@ class Rates {
   std::atomic<double> copy_{0.0};
 };
 
-// Measures the rate of each available path and pass on a problem that takes it a millisecond or
-// more (fp32 on a CPU, bf16 on CUDA), and the host's copy bandwidth (read + write bytes, `threads`
-// threads). Takes about 150 ms on two idle cores; each measurement is repeated only while within
-// `budget`.
+// Measures the rate of each available path and pass on a problem that takes it long enough for
+// Observe() (fp32 on a CPU, bf16 on CUDA), and the host's copy bandwidth (read + write bytes,
+// `threads` threads). Takes about 150 ms on two idle cores; each measurement is repeated only while
+// within `budget`.
 void MeasureRates(const PathTable& paths, int threads, std::chrono::milliseconds budget,
                   Rates* rates);
 
