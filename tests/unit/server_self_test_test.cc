@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <memory>
@@ -162,13 +163,19 @@ TEST_F(SelfTestTest, DisabledPathsAreNotRun) {
   for (const SelfTestResult& r : SelfTestAll(&table)) EXPECT_NE(r.path, PathId::kFlashCpu);
 }
 
-// A call that is over in microseconds says nothing of a rate: a larger one is taken.
+// A call that is over in microseconds says nothing of a rate: a larger one is taken. On a busy
+// machine a sleep takes longer, so the best of a few measurements counts.
 TEST_F(SelfTestTest, RatesAreMeasuredOnFastHostsToo) {
-  Rates rates;
-  MeasureRates(Table(Fault::kFast), 2, std::chrono::milliseconds(150), &rates);
+  const PathTable table = Table(Fault::kFast);
   for (Pass pass : {Pass::kForward, Pass::kBackward}) {
-    EXPECT_GT(rates.FlopsPerSecond(pass, PathId::kFlashCpu), kFastFlopsPerSecond / 20);
-    EXPECT_LT(rates.FlopsPerSecond(pass, PathId::kFlashCpu), kFastFlopsPerSecond * 1.01);
+    double best = 0;
+    for (int n = 0; n < 10 && best <= kFastFlopsPerSecond / 20; ++n) {
+      Rates rates;
+      MeasureRates(table, 2, std::chrono::minutes(1), &rates);
+      best = std::max(best, rates.FlopsPerSecond(pass, PathId::kFlashCpu));
+    }
+    EXPECT_GT(best, kFastFlopsPerSecond / 20);
+    EXPECT_LT(best, kFastFlopsPerSecond * 1.01);
   }
 }
 
