@@ -1,8 +1,10 @@
 // Merges the partial results of split keys: lse = log sum exp lse_s, out = sum of exp(lse_s - lse)
 // out_s.
+#include "kernels/cuda/common/launch_kernel.h"
 #include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/score.cuh"
 #include "kernels/cuda/common/tile.cuh"
+#include "kernels/cuda/common/warp.cuh"
 #include "kernels/cuda/ptx/grid.cuh"
 #include "kernels/cuda/ptx/math.cuh"
 
@@ -13,16 +15,6 @@ constexpr int kMergeWarps = 4;
 constexpr int kLaneSplits = kMaxSplits / 32;  // whose weights a lane keeps
 constexpr int kWarpColumns = 128;             // four a lane
 constexpr int kAhead = 4;                     // splits of a warp that are under way at a time
-
-template <bool kMax>
-__device__ __forceinline__ float WarpReduce(float x) {
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) {
-    const float y = __shfl_xor_sync(~0u, x, o);
-    x = kMax ? fmaxf(x, y) : x + y;
-  }
-  return x;
-}
 
 // One block per row of the lse-shaped space. Its warps take the splits in turn; each makes all
 // weights itself, while the first parts that it sums are under way.
@@ -37,17 +29,16 @@ __global__ void __launch_bounds__(kMergeWarps * 32) Merge(const __grid_constant_
   const float* const parts = p.partial_out + row * p.head_dim_v;
   const int64_t split_elements = p.partial_rows * p.head_dim_v;
   const int64_t out = (token * p.num_heads + h) * p.head_dim_v;
-  // Parts of `kAhead` of this warp's splits, from `first` on.
-  const auto load = [&](int c, int first, float4(&o)[kAhead]) {
+  float4 ahead[kAhead];  // parts of this warp's splits from `first` on
+  const auto load = [&](int c, int first) {
 #pragma unroll
     for (int x = 0; x < kAhead; ++x) {
       const int split = first + x * kMergeWarps;
       if (split < p.splits && c < p.head_dim_v) {
-        o[x] = *reinterpret_cast<const float4*>(parts + split * split_elements + c);
+        ahead[x] = *reinterpret_cast<const float4*>(parts + split * split_elements + c);
       }
     }
   };
-  float4 ahead[kAhead];
   float weights[kLaneSplits];
   ptx::AwaitPredecessors();
 
@@ -56,11 +47,11 @@ __global__ void __launch_bounds__(kMergeWarps * 32) Merge(const __grid_constant_
     const int split = x * 32 + lane;
     weights[x] = split < p.splits ? p.partial_lse[split * p.partial_rows + row] : -CUDART_INF_F;
   }
-  load(lane * 4, warp, ahead);
+  load(lane * 4, warp);
   float top = weights[0], sum = 0.0f;
 #pragma unroll
   for (int x = 1; x < kLaneSplits; ++x) top = fmaxf(top, weights[x]);
-  top = WarpReduce<true>(top);
+  top = WarpReduce(top, MaxOp());
   const bool valid = top != CUDART_INF_F;  // +infinity marks rows beyond len_q
   const float sink = valid ? sink_or_none : -CUDART_INF_F;
   const bool has_keys = valid && top != -CUDART_INF_F;
@@ -70,7 +61,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32) Merge(const __grid_constant_
     weights[x] = has_keys ? ptx::Exp2((weights[x] - base) * kLog2E) : 0.0f;
     sum += weights[x];
   }
-  sum = WarpReduce<false>(sum);
+  sum = WarpReduce(sum, SumOp());
   if (has_keys) sum += ptx::Exp2((sink - base) * kLog2E);
   if (threadIdx.x == 0) {
     // Without keys exactly the sink.
@@ -81,7 +72,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32) Merge(const __grid_constant_
     const int c = c0 + lane * 4;
     float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int first = warp; first < p.splits; first += kAhead * kMergeWarps) {
-      if (c0 > 0 || first != warp) load(c, first, ahead);
+      if (c0 > 0 || first != warp) load(c, first);
 #pragma unroll
       for (int x = 0; x < kAhead; ++x) {
         const int split = first + x * kMergeWarps;
@@ -117,18 +108,9 @@ __global__ void __launch_bounds__(kMergeWarps * 32) Merge(const __grid_constant_
 }  // namespace
 
 cudaError_t LaunchMerge(const MergeParams& p, DType type, bool early, cudaStream_t stream) {
-  if (p.partial_rows == 0) return cudaSuccess;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.partial_rows));
-  config.blockDim = dim3(kMergeWarps * 32);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
-  return type == DType::kBf16 ? cudaLaunchKernelEx(&config, &Merge<__nv_bfloat16>, p)
-                              : cudaLaunchKernelEx(&config, &Merge<__half>, p);
+  const LaunchShape shape{.blocks = p.partial_rows, .threads = kMergeWarps * 32, .early = early};
+  return type == DType::kBf16 ? LaunchKernel<&Merge<__nv_bfloat16>>(shape, p, stream)
+                              : LaunchKernel<&Merge<__half>>(shape, p, stream);
 }
 
 }  // namespace attn::cuda

@@ -2,10 +2,9 @@
 #ifndef ATTN_KERNELS_CUDA_SM80_KERNELS_CUH_
 #define ATTN_KERNELS_CUDA_SM80_KERNELS_CUH_
 
-#include <atomic>
 #include <type_traits>
 
-#include "kernels/cuda/common/allow_shared.h"
+#include "kernels/cuda/common/launch_kernel.h"
 #include "kernels/cuda/sm80/backward.cuh"
 #include "kernels/cuda/sm80/backward_rows.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
@@ -34,32 +33,21 @@ class Launcher {
   template <bool kRowDot>
   using GradientOf = QueryGradientTraits<T, typename Table::QueryGradient, kRowDot>;
 
-  template <class Traits, class Kernel, class Params>
-  static cudaError_t Run(Kernel kernel, int64_t blocks, const Params& params, cudaStream_t stream,
+  template <class Traits, auto kKernel, class Params>
+  static cudaError_t Run(int64_t blocks, const Params& params, cudaStream_t stream,
                          int cluster = 1) {
-    static std::atomic<uint64_t> allowed{0};
-    if (blocks == 0) return cudaSuccess;
-    if (cudaError_t e = AllowShared(kernel, Traits::kSharedBytes, &allowed); e != cudaSuccess) {
-      return e;
-    }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(Traits::kThreads);
-    config.dynamicSmemBytes = Traits::kSharedBytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = cluster > 1 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, params);
+    return LaunchKernel<kKernel>({.blocks = blocks,
+                                  .threads = Traits::kThreads,
+                                  .shared_bytes = Traits::kSharedBytes,
+                                  .cluster = cluster},
+                                 params, stream);
   }
 
   template <Mode kMode>
   static cudaError_t RunForwardOf(const ForwardParams& p, cudaStream_t stream) {
     using Traits = ForwardOf<kMode>;
     const int64_t blocks = int64_t{p.tiles} * p.splits * p.num_heads * p.sequences.batch;
-    return Run<Traits>(&Forward<Traits>, blocks, p, stream);
+    return Run<Traits, &Forward<Traits>>(blocks, p, stream);
   }
 
   static cudaError_t RunForward(const ForwardParams& p, Mode mode, cudaStream_t stream) {
@@ -79,8 +67,8 @@ class Launcher {
     const int64_t blocks = int64_t{p.splits} * p.tiles * p.num_kv_heads * p.sequences.batch;
     const int cluster = p.lockstep ? kLockstepHeads : 1;
     return mode != Mode::kPlain
-               ? Run<DecodeOf<true>>(&Decode<DecodeOf<true>>, blocks, p, stream, cluster)
-               : Run<DecodeOf<false>>(&Decode<DecodeOf<false>>, blocks, p, stream, cluster);
+               ? Run<DecodeOf<true>, &Decode<DecodeOf<true>>>(blocks, p, stream, cluster)
+               : Run<DecodeOf<false>, &Decode<DecodeOf<false>>>(blocks, p, stream, cluster);
   }
 
   static cudaError_t RunPrepare(const BackwardParams& p, cudaStream_t stream) {
@@ -94,7 +82,7 @@ class Launcher {
   static cudaError_t RunBackwardOf(const BackwardParams& p, cudaStream_t stream) {
     using Traits = BackwardOf<Tile, kMode>;
     const int64_t blocks = int64_t{p.key_tiles} * p.kv_count * p.batch_count;
-    return Run<Traits>(&Backward<Traits>, blocks, p, stream);
+    return Run<Traits, &Backward<Traits>>(blocks, p, stream);
   }
 
   template <class Tile>
@@ -132,7 +120,7 @@ class Launcher {
   static cudaError_t RunQueryGradient(const BackwardParams& p, cudaStream_t stream) {
     using Traits = GradientOf<kRowDot>;
     const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
-    return Run<Traits>(&QueryGradient<Traits>, blocks, p, stream);
+    return Run<Traits, &QueryGradient<Traits>>(blocks, p, stream);
   }
 
   template <Mode kMode>

@@ -112,8 +112,7 @@ __device__ __forceinline__ void IssueValues(Consumer<Traits>& c) {
   ptx::WgmmaCommit();
 }
 
-// Issues the scores of the next tile and, where kValues, o += P V; returns when the scores are
-// there. Takes one turn.
+// Issues the scores of the next tile and, where kValues, o += P V; takes one turn.
 template <class Traits, bool kValues>
 __device__ __forceinline__ void IssueStep(Consumer<Traits>& c) {
   AwaitStage(c, Traits::kKFull, c.tiles);
@@ -121,7 +120,12 @@ __device__ __forceinline__ void IssueStep(Consumer<Traits>& c) {
   IssueScores<Traits>(c);
   if constexpr (kValues) IssueValues<Traits>(c);
   PassTurn<Traits>(c.group);
-  ptx::WgmmaWait<kValues ? 1 : 0>();
+}
+
+// Waits until at most kPending products later than the scores' are in flight.
+template <class Traits, int kPending>
+__device__ __forceinline__ void AwaitScores(Consumer<Traits>& c) {
+  ptx::WgmmaWait<kPending>();
   ptx::Settle(c.s);
   ReleaseStage(c, Traits::kKEmpty, c.tiles);
   ++c.tiles;
@@ -136,6 +140,13 @@ __device__ __forceinline__ void FinishValues(Consumer<Traits>& c) {
   ReleaseStage(c, Traits::kVEmpty, c.p_tile);
 }
 
+// o += P V, by itself.
+template <class Traits>
+__device__ __forceinline__ void MultiplyValues(Consumer<Traits>& c) {
+  IssueValues(c);
+  FinishValues(c);
+}
+
 // Key tile n, not the first of its work: its scores, while the values of the tile before are
 // multiplied. `last`: it is the last one.
 template <class Traits>
@@ -144,6 +155,7 @@ __device__ __forceinline__ void Step(const ForwardParams& p, const Work& w,
                                      Consumer<Traits>& c) {
   float sums[2];
   IssueStep<Traits, true>(c);
+  AwaitScores<Traits, 1>(c);
   if (last) EndQueries(c);
   FinishScores<Traits>(p, w, options, r, n, c);
   FinishValues<Traits>(c);
@@ -204,37 +216,72 @@ enum class Due { kNothing, kValues, kRows, kZeros };
 template <class Traits>
 __device__ __forceinline__ void EndRows(uint32_t queries, const Consumer<Traits>& c) {
   if constexpr (Traits::kRowsInQueries) {
-    if (c.lane == 0) ptx::WaitStoresRead<0>();
+    ptx::WaitStoresRead<0>();
     ReleaseQueries(queries, c);
   }
 }
 
-// The first tile of a work. kValues: while the last values of the work before are multiplied, whose
-// rows are then written.
+// Waits for queries and keys, and issues the first scores of a work; returns when `meanwhile` is
+// done and they are there. kValues: as IssueStep().
+template <class Traits, bool kValues, class Meanwhile>
+__device__ __forceinline__ void FirstScores(Consumer<Traits>& c, const Meanwhile& meanwhile) {
+  AwaitQueries(c);
+  IssueStep<Traits, kValues>(c);
+  meanwhile();
+  AwaitScores<Traits, kValues ? 1 : 0>(c);
+}
+
+// The first tile of a work. kValues: and the last values of the work before, whose rows are then
+// written.
 template <class Traits, bool kValues>
 __device__ __forceinline__ void FirstStep(const ForwardParams& p, const Work* works, uint32_t slot,
                                           uint32_t slot_before, const HeadOptions& options,
                                           const Range& r, int n, bool last, Consumer<Traits>& c) {
   float tops[2], sums[2];
-  const uint32_t queries = c.queries, queries_at = c.queries_at;  // of the work before
+  const Work& w = works[slot];
+  // Of the work before.
+  const Work& before = works[slot_before];
+  const uint32_t queries = c.queries, queries_at = c.queries_at;
   float factors[2];
-  AwaitQueries(c);
-  IssueStep<Traits, kValues>(c);
+  // Where there is one buffer of queries for each warpgroup, the next come late: values are
+  // multiplied and rows written meanwhile. Otherwise scores and values are multiplied together.
+  constexpr bool kLate = kValues && !Traits::kRowsInQueries, kTogether = kValues && !kLate;
+  const auto nothing = [] {};
+  if constexpr (kLate) {
+    IssueValues(c);
+    WriteLse<Traits>(p, before, true, c, factors);
+    FinishValues(c);
+    ClearRowsWithoutKeys(factors, c);
+    if (RowsAreStaged<Traits>(p, before, c.group)) {
+      WriteStagedRows<Traits, 0, Traits::kRowPanels>(p, before, queries_at, factors, c);
+      FirstScores<Traits, false>(c, [&] {
+        WriteStagedRows<Traits, Traits::kRowPanels, Traits::kPanelsV>(p, before, queries_at,
+                                                                      factors, c);
+      });
+    } else {
+      WriteRows(p, before, factors, c);
+      FirstScores<Traits, false>(c, nothing);
+    }
+  } else {
+    FirstScores<Traits, kTogether>(c, nothing);
+  }
   if (last) EndQueries(c);
-  if constexpr (kValues) WriteLse<Traits>(p, works[slot_before], true, c, factors);
-  FinishScores<Traits>(p, works[slot], options, r, n, c);
+  if constexpr (kTogether) WriteLse<Traits>(p, before, true, c, factors);
+  FinishScores<Traits>(p, w, options, r, n, c);
   LargestScores<Traits>(c, tops);
+  if constexpr (kTogether) {
+    FinishValues(c);
+    WriteAllRows(p, before, true, queries_at, factors, c);
+  }
   if constexpr (kValues) {
-    FinishValues<Traits>(c);
-    WriteRows<Traits>(p, works[slot_before], true, queries_at, factors, c);
     Release(c.shared + Traits::kWorkEmpty + 8 * slot_before, c.lane);
     if constexpr (!Traits::kBlockMask) ReleasePassed(c);
   }
   ResetRows(c);
   FirstSoftmax<Traits>(p, tops, c, sums);
-  FinishSoftmax<Traits>(p, works[slot], options, n, sums, c);
+  FinishSoftmax<Traits>(p, w, options, n, sums, c);
   if constexpr (kValues) EndRows(queries, c);
-  if (p.loose_keys) ClearLooseValues<Traits>(works[slot], n, c);
+  if (p.loose_keys) ClearLooseValues<Traits>(w, n, c);
 }
 
 // Of the work before, what is due.
@@ -242,14 +289,11 @@ template <class Traits>
 __device__ __forceinline__ void Finish(const ForwardParams& p, const Work* works, uint32_t slot,
                                        Due due, Consumer<Traits>& c) {
   if (due == Due::kNothing) return;
-  if (due == Due::kValues) {
-    IssueValues<Traits>(c);
-    FinishValues<Traits>(c);
-  }
+  if (due == Due::kValues) MultiplyValues(c);
   const bool keys = due != Due::kZeros;
   float factors[2];
   WriteLse<Traits>(p, works[slot], keys, c, factors);
-  WriteRows<Traits>(p, works[slot], keys, c.queries_at, factors, c);
+  WriteAllRows(p, works[slot], keys, c.queries_at, factors, c);
   Release(c.shared + Traits::kWorkEmpty + 8 * slot, c.lane);
   if (keys) EndRows(c.queries, c);
 }
@@ -327,15 +371,14 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
     if (n >= begin) {
       // Others still see keys: this warpgroup must not hold a stage meanwhile.
       if (due == Due::kValues) {
-        IssueValues<Traits>(c);
-        FinishValues<Traits>(c);
+        MultiplyValues(c);
         due = Due::kRows;
       }
 #pragma unroll 1
       for (; n >= begin; n = next_shown(n)) Pass<Traits, false>(c);
     }
   }
-  if (c.lane == 0) ptx::WaitStoresRead<0>();  // from shared memory that ends with the CTA
+  ptx::WaitStoresRead<0>();  // from shared memory that ends with the CTA
 }
 
 template <class Traits>
@@ -353,41 +396,30 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     Forward(const __grid_constant__ ForwardParams p) {
   extern __shared__ char unaligned[];
   const uint32_t start = ptx::SharedAddress(unaligned), shared = (start + 1023) & ~1023u;
+  // The producer's warp, which goes on at once, and the consumers, who wait for its barriers.
+  constexpr int kStartBarrier = 0, kStartThreads = Traits::kThreads - 96;
   Work* const works = reinterpret_cast<Work*>(unaligned + (shared - start) + Traits::kWorkAt);
-  if (threadIdx.x == 0) {
-    ptx::PrefetchTensorMap(&p.q);
-    ptx::PrefetchTensorMap(&p.k);
-    ptx::PrefetchTensorMap(&p.v);
-#pragma unroll
-    for (int buffer = 0; buffer < Traits::kQBuffers; ++buffer) {
-      ptx::BarrierInit(shared + Traits::kQFull + 8 * buffer, 1);
-      ptx::BarrierInit(shared + Traits::kQEmpty + 8 * buffer, 4);
-    }
-#pragma unroll
-    for (int slot = 0; slot < kWorkSlots; ++slot) {
-      ptx::BarrierInit(shared + Traits::kWorkFull + 8 * slot, 1);
-      ptx::BarrierInit(shared + Traits::kWorkEmpty + 8 * slot, Traits::kConsumerWarps);
-    }
-#pragma unroll
-    for (int stage = 0; stage < Traits::kStages; ++stage) {
-      ptx::BarrierInit(shared + Traits::kKFull + 8 * stage, 1);
-      ptx::BarrierInit(shared + Traits::kVFull + 8 * stage, 1);
-      constexpr int kReleases = Traits::kConsumerWarps * Traits::kCluster;
-      ptx::BarrierInit(shared + Traits::kKEmpty + 8 * stage, kReleases);
-      ptx::BarrierInit(shared + Traits::kVEmpty + 8 * stage, kReleases);
-    }
-    ptx::BarrierInit(shared + Traits::kNextFull, 1);
-    ptx::BarrierInit(shared + Traits::kNextEmpty, 1);
-    ptx::FenceBarrierInit();
-  }
-  __syncthreads();
-  AwaitCluster<Traits>();  // its barriers
   ptx::AllowDependents();  // a merge, which waits for all of this grid
   if (threadIdx.x < 128) {
     ptx::LowerRegisters<Traits::kProducerRegisters>();
-    if (threadIdx.x < 32) Produce<Traits>(p, shared, works);
+    if (threadIdx.x < 32) {
+      if (ptx::ElectOne()) InitBarriers<Traits>(shared);
+      __syncwarp();
+      ptx::NamedArrive(kStartBarrier, kStartThreads);
+      AwaitCluster<Traits>();
+      Produce<Traits>(p, shared, works);
+    } else {
+      AwaitCluster<Traits>();
+    }
   } else {
     ptx::RaiseRegisters<Traits::kConsumerRegisters>();
+    if (threadIdx.x == 128) {
+      ptx::PrefetchTensorMap(&p.q);
+      ptx::PrefetchTensorMap(&p.k);
+      ptx::PrefetchTensorMap(&p.v);
+    }
+    ptx::NamedSync(kStartBarrier, kStartThreads);
+    AwaitCluster<Traits>();
     Consume<Traits>(p, shared, works);
   }
   AwaitCluster<Traits>();  // until then its CTAs copy to each other and tell each other of stages

@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include "kernels/cuda/common/divisor.h"
 #include "kernels/cuda/common/params.h"
 
 namespace attn::cuda::sm90 {
@@ -25,27 +26,32 @@ struct ForwardParams {
   // has rows. In THD there is one batch. out_map: only where whole rows are written, and in 16
   // bits.
   CUtensorMap q, k, v, out_map;
-  bool out_ends;  // each sequence's rows end where the tensor, or its batch, does
-  void* out;      // contiguous, layout of q
-  float* lse;
-  TensorStrides out_strides;
+  // First what the producer looks at before it can copy anything, close together: when a kernel
+  // starts each line of it is a miss.
   SequenceParams sequences;
-  int64_t lse_head;                      // elements between heads of an lse-shaped buffer
-  int32_t num_heads, group, head_dim_v;  // group: query heads of a kv head
-  bool out_fp32;
-  // Values of rows that a sequence has beyond len_k may be anything; otherwise they are read as
-  // zeros, because the tensor ends there.
-  bool loose_keys;
-  // Count tiles of queries from the last row on: the last have most keys and are handed out first.
-  bool last_first;
+  int64_t lse_head;          // elements between heads of an lse-shaped buffer
+  int32_t num_heads, group;  // group: query heads of a kv head
   // Work: tiles * splits of each of heads * batch, in sections of `section` heads, whose keys and
   // values the L2 cache holds; within one, all heads' first tiles before all heads' second. The
   // last section has last_section heads; the others are whole.
   int32_t tiles, section, last_section;
   uint32_t work;
-  uint32_t* counters;   // two: work handed out beyond the first of each CTA; CTAs that are done
   int32_t splits;       // 1: none
   int32_t split_tiles;  // key tiles per split
+  // The above as divisors; section_work: the work of a section that is not the last.
+  Divisor by_num_heads, by_group, by_section, by_last_section, by_section_work, by_splits;
+  uint32_t* counters;  // two: work handed out beyond the first of each CTA; CTAs that are done
+  // Count tiles of queries from the last row on: the last have most keys and are handed out first.
+  bool last_first;
+  // Values of rows that a sequence has beyond len_k may be anything; otherwise they are read as
+  // zeros, because the tensor ends there.
+  bool loose_keys;
+  bool out_fp32;
+  bool out_ends;  // each sequence's rows end where the tensor, or its batch, does
+  int32_t head_dim_v;
+  void* out;  // contiguous, layout of q
+  float* lse;
+  TensorStrides out_strides;
   float *partial_out, *partial_lse;
   int64_t partial_rows;  // rows of an lse-shaped buffer
   ScoreParams score;

@@ -2,10 +2,9 @@
 #ifndef ATTN_KERNELS_CUDA_SM90_KERNELS_CUH_
 #define ATTN_KERNELS_CUDA_SM90_KERNELS_CUH_
 
-#include <atomic>
 #include <type_traits>
 
-#include "kernels/cuda/common/allow_shared.h"
+#include "kernels/cuda/common/launch_kernel.h"
 #include "kernels/cuda/sm90/forward.cuh"
 #include "kernels/cuda/sm90/launch.h"
 #include "kernels/cuda/sm90/tiles.h"
@@ -27,22 +26,11 @@ class Launcher {
   template <Mode kMode, int kCluster = 1>
   static cudaError_t RunForwardOf(const ForwardParams& p, int ctas, cudaStream_t stream) {
     using Traits = ForwardOf<kMode, kCluster>;
-    static std::atomic<uint64_t> allowed{0};
-    if (cudaError_t e = AllowShared(&Forward<Traits>, Traits::kSharedBytes, &allowed);
-        e != cudaSuccess) {
-      return e;
-    }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {kCluster, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(ctas));
-    config.blockDim = dim3(Traits::kThreads);
-    config.dynamicSmemBytes = Traits::kSharedBytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = kCluster > 1 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, &Forward<Traits>, p);
+    return LaunchKernel<&Forward<Traits>>({.blocks = ctas,
+                                           .threads = Traits::kThreads,
+                                           .shared_bytes = Traits::kSharedBytes,
+                                           .cluster = kCluster},
+                                          p, stream);
   }
 
   static cudaError_t RunForward(const ForwardParams& p, Mode mode, int cluster, int ctas,

@@ -7,6 +7,7 @@
 #include "kernels/cuda/ptx/matrix.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/ptx/warpgroup.cuh"
 #include "kernels/cuda/sm90/work.cuh"
 
 namespace attn::cuda::sm90 {
@@ -78,39 +79,74 @@ __device__ __forceinline__ void CopyQueries(const ForwardParams& p, uint32_t sha
 }
 
 template <class Traits>
+__device__ __forceinline__ void InitBarriers(uint32_t shared) {
+#pragma unroll
+  for (int buffer = 0; buffer < Traits::kQBuffers; ++buffer) {
+    ptx::BarrierInit(shared + Traits::kQFull + 8 * buffer, 1);
+    ptx::BarrierInit(shared + Traits::kQEmpty + 8 * buffer, 4);
+  }
+#pragma unroll
+  for (int slot = 0; slot < kWorkSlots; ++slot) {
+    ptx::BarrierInit(shared + Traits::kWorkFull + 8 * slot, 1);
+    ptx::BarrierInit(shared + Traits::kWorkEmpty + 8 * slot, Traits::kConsumerWarps);
+  }
+#pragma unroll
+  for (int stage = 0; stage < Traits::kStages; ++stage) {
+    constexpr int kReleases = Traits::kConsumerWarps * Traits::kCluster;
+    ptx::BarrierInit(shared + Traits::kKFull + 8 * stage, 1);
+    ptx::BarrierInit(shared + Traits::kVFull + 8 * stage, 1);
+    ptx::BarrierInit(shared + Traits::kKEmpty + 8 * stage, kReleases);
+    ptx::BarrierInit(shared + Traits::kVEmpty + 8 * stage, kReleases);
+  }
+  ptx::BarrierInit(shared + Traits::kNextFull, 1);
+  ptx::BarrierInit(shared + Traits::kNextEmpty, 1);
+  ptx::FenceBarrierInit();
+}
+
+template <class Traits>
 __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared, Work* works) {
   constexpr int kStages = Traits::kStages, kKeys = Traits::kKeys;
-  const bool leader = threadIdx.x % 32 == 0;
+  // Warpgroups whose queries are copied before the first keys; the others begin later. Where there
+  // is one buffer for each, that of the first may be in use still, and a stage is free sooner.
+  constexpr int kFirstGroups = Traits::kRowsInQueries ? 1 : 0;
+  uint32_t leader_lane;
+  const bool leader = ptx::ElectOne(&leader_lane);
   uint32_t tiles = 0, queries = 0;
   const uint32_t rank = Traits::kCluster > 1 ? ptx::ClusterRank() : 0;
   const uint32_t clusters = gridDim.x / Traits::kCluster;
   uint32_t index = blockIdx.x / Traits::kCluster;
   for (uint32_t turn = 0;; ++turn) {
     const uint32_t slot = StageOf<kWorkSlots>(turn);
-    uint32_t next = 0;
-    if (leader && rank == 0 && index < p.work) next = clusters + atomicAdd(p.counters, 1);
-    Work w = {};
-    const uint8_t* mask = nullptr;
-    if (index < p.work) {
-      w = WorkOf<Traits>(p, index, turn, rank);
-      w.some = true;
-      if constexpr (Traits::kBlockMask) {
-        if (p.score.block_mask != nullptr) {
-          mask = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads).block_mask;
-        }
+    const auto publish = [&](const Work& w) {
+      ptx::BarrierWait(shared + Traits::kWorkEmpty + 8 * slot, ParityOf<kWorkSlots>(turn) ^ 1);
+      if (leader) {
+        works[slot] = w;
+        ptx::BarrierArrive(shared + Traits::kWorkFull + 8 * slot);
       }
-      w.first = NextShown<Traits>(p, w, mask, w.end - 1);
+    };
+    if (index >= p.work) {
+      publish(Work{});
+      break;
     }
-    ptx::BarrierWait(shared + Traits::kWorkEmpty + 8 * slot, ParityOf<kWorkSlots>(turn) ^ 1);
-    if (leader) {
-      works[slot] = w;
-      ptx::BarrierArrive(shared + Traits::kWorkFull + 8 * slot);
+    // On its way until the end of this turn: one elected lane, which the compiler knows to be one,
+    // so that it does not sum lanes and wait.
+    uint32_t taken = 0;
+    if (leader && rank == 0) taken = atomicAdd(p.counters, 1);
+    Work w = WorkOf<Traits>(p, index, turn, rank);
+    w.some = true;
+    const uint8_t* mask = nullptr;
+    if constexpr (Traits::kBlockMask) {
+      if (p.score.block_mask != nullptr) {
+        mask = OptionsOf(p.score, w.s, w.b, w.h, p.num_heads).block_mask;
+      }
     }
-    if (!w.some) break;
+    w.first = NextShown<Traits>(p, w, mask, w.end - 1);
+    publish(w);
     const bool tells = Traits::kCluster > 1 && rank == 0, loads = w.first >= w.begin;
     if (loads) {
-      const int batch = static_cast<int>(w.s.batch), kv_head = w.h / p.group;
-      CopyQueries<Traits>(p, shared, w, queries, 0, leader);
+      const int batch = static_cast<int>(w.s.batch);
+      const int kv_head = static_cast<int>(Quotient(w.h, p.by_group));
+      if constexpr (kFirstGroups == 1) CopyQueries<Traits>(p, shared, w, queries, 0, leader);
       for (int n = w.first; n >= w.begin; n = NextShown<Traits>(p, w, mask, n - 1)) {
         const int token = static_cast<int>(w.s.k_token) + n * kKeys;
         const uint32_t stage = StageOf<kStages>(tiles), parity = ParityOf<kStages>(tiles) ^ 1;
@@ -121,12 +157,12 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
                                             shared + Traits::kKFull + 8 * stage, kv_head, token,
                                             batch, rank);
         }
-        if (n == w.first) {  // the other warpgroups begin later
+        if (n == w.first) {
 #pragma unroll
-          for (int group = 1; group < Traits::kConsumers; ++group) {
+          for (int group = kFirstGroups; group < Traits::kConsumers; ++group) {
             CopyQueries<Traits>(p, shared, w, queries, group, leader);
           }
-          if (tells) TellNext<Traits>(shared, turn, next, leader);
+          if (tells) TellNext<Traits>(shared, turn, clusters + taken, leader);
         }
         ptx::BarrierWait(shared + Traits::kVEmpty + 8 * stage, parity);
         if (leader) {
@@ -137,9 +173,10 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
       }
       ++queries;
     }
+    uint32_t next = clusters + taken;
     if (tells && !loads) TellNext<Traits>(shared, turn, next, leader);
     if (Traits::kCluster > 1 && rank != 0) next = HearNext<Traits>(shared, turn, leader);
-    index = __shfl_sync(~0u, next, 0);
+    index = __shfl_sync(~0u, next, leader_lane);
   }
   // The last CTA leaves the counters as it found them.
   if (leader) {

@@ -5,6 +5,7 @@
 #include "kernels/cuda/ptx/matrix.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/ptx/warpgroup.cuh"
 #include "kernels/cuda/sm90/softmax.cuh"
 
 namespace attn::cuda::sm90 {
@@ -54,16 +55,25 @@ __device__ __forceinline__ void WriteRow(typename Traits::T* row, bool stored, i
   }
 }
 
-// Writes the warp's 16 rows by TMA, through the buffer of their queries or kRowPanels panels. The
+// Whether the warpgroup's rows of a work that had keys leave by TMA: all of them are stored, or the
 // map leaves out what the tensor does not have.
 template <class Traits>
+__device__ __forceinline__ bool RowsAreStaged(const ForwardParams& p, const Work& w, int group) {
+  const bool staged = p.splits == 1 && !p.out_fp32 &&
+                      (p.out_ends || w.q0 + PlaceOf(w, group) + kWarpgroupRows <= w.s.rows_q);
+  // By a shuffle, so that the compiler sees that the warp goes one way.
+  return __shfl_sync(~0u, staged, 0);
+}
+
+// Of the warp's 16 rows, writes columns of panels [kBegin, kEnd) by TMA, through the buffer of
+// their queries or kRowPanels panels. Products may be in flight meanwhile.
+template <class Traits, int kBegin, int kEnd>
 __device__ __forceinline__ void WriteStagedRows(const ForwardParams& p, const Work& w,
                                                 uint32_t queries_at, const float (&factors)[2],
                                                 const Consumer<Traits>& c) {
   using E = ptx::Element<typename Traits::T>;
   constexpr bool kInQueries = Traits::kRowsInQueries;
-  constexpr int kPanels = Traits::kPanelsV;
-  constexpr int kBuffers = kInQueries ? kPanels : Traits::kRowPanels;
+  constexpr int kBuffers = kInQueries ? Traits::kPanelsV : Traits::kRowPanels;
   const uint32_t rows =
       (kInQueries ? queries_at : c.shared + Traits::kRowsAt + c.group * (kBuffers * kPanelBytes)) +
       c.warp * 16 * 128;
@@ -72,10 +82,10 @@ __device__ __forceinline__ void WriteStagedRows(const ForwardParams& p, const Wo
   const int in_matrix = c.lane % 8, row = c.lane / 8 % 2 * 8 + in_matrix, piece = c.lane / 16;
   const uint32_t at = rows + row * 128 + (piece ^ in_matrix) * 16;
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
+  for (int panel = kBegin; panel < kEnd; ++panel) {
     const int buffer = panel % kBuffers * kPanelBytes;
     if constexpr (!kInQueries) {
-      if (c.lane == 0) ptx::WaitStoresRead<kBuffers - 1>();
+      ptx::WaitStoresRead<kBuffers - 1>();
       __syncwarp();
     }
 #pragma unroll
@@ -89,12 +99,12 @@ __device__ __forceinline__ void WriteStagedRows(const ForwardParams& p, const Wo
       }
       ptx::StoreMatrix4((at ^ x % 8 * 16) + buffer, r);
     }
-    if (kInQueries && panel != kPanels - 1) continue;
+    if (kInQueries && panel != kEnd - 1) continue;
     ptx::FenceAsyncProxy();
     __syncwarp();
-    if (c.lane == 0) {
+    if (ptx::ElectOne()) {
 #pragma unroll
-      for (int stored = kInQueries ? 0 : panel; stored <= panel; ++stored) {
+      for (int stored = kInQueries ? kBegin : panel; stored <= panel; ++stored) {
         ptx::StoreBox4(&p.out_map, rows + stored % kBuffers * kPanelBytes, stored * kPanel, w.h,
                        w.token + PlaceOf(w, c.group) + c.warp * 16, static_cast<int>(w.s.batch));
       }
@@ -134,28 +144,25 @@ __device__ __forceinline__ void WriteLse(const ForwardParams& p, const Work& w, 
   }
 }
 
-// Writes a work's rows, c.o times the factors. Where kRowsInQueries and the work had keys, the
-// buffer of its queries, queries_at, is this warpgroup's to use.
+// A row without keys may have summed what is not a number.
 template <class Traits>
-__device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w, bool keys,
-                                          uint32_t queries_at, const float (&factors)[2],
-                                          Consumer<Traits>& c) {
-  if (__any_sync(~0u, factors[0] == 0.0f || factors[1] == 0.0f)) {
-    // A row without keys may have summed what is not a number.
+__device__ __forceinline__ void ClearRowsWithoutKeys(const float (&factors)[2],
+                                                     Consumer<Traits>& c) {
+  if (!__any_sync(~0u, factors[0] == 0.0f || factors[1] == 0.0f)) return;
 #pragma unroll
-    for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
+  for (int x = 0; x < Traits::kHeadDimV / 8; ++x) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (factors[e >> 1] == 0.0f) c.o[x][e] = 0.0f;
-      }
+    for (int e = 0; e < 4; ++e) {
+      if (factors[e >> 1] == 0.0f) c.o[x][e] = 0.0f;
     }
   }
+}
+
+// Writes a work's rows, c.o times the factors, as they are.
+template <class Traits>
+__device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
+                                          const float (&factors)[2], const Consumer<Traits>& c) {
   const bool partial = p.splits > 1, by_element = partial || p.out_fp32;
-  const int after = w.q0 + PlaceOf(w, c.group) + c.warp * 16 + 16;  // the warp's rows
-  if (keys && !by_element && (p.out_ends || after <= w.s.rows_q)) {
-    WriteStagedRows<Traits>(p, w, queries_at, factors, c);
-    return;
-  }
   const int64_t row = PlaceOf(w, c.group) + c.row;
   const int64_t out_row = w.s.batch * p.out_strides.batch + w.h * p.out_strides.head +
                           (w.token + row) * p.out_strides.token;
@@ -172,6 +179,20 @@ __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
       WriteRow<Traits>(static_cast<typename Traits::T*>(p.out) + to, stored, p.head_dim_v, half,
                        factors[half], c);
     }
+  }
+}
+
+// Writes a work's rows, c.o times the factors. Where kRowsInQueries and the work had keys, the
+// buffer of its queries, queries_at, is this warpgroup's to use.
+template <class Traits>
+__device__ __forceinline__ void WriteAllRows(const ForwardParams& p, const Work& w, bool keys,
+                                             uint32_t queries_at, const float (&factors)[2],
+                                             Consumer<Traits>& c) {
+  ClearRowsWithoutKeys(factors, c);
+  if (keys && RowsAreStaged<Traits>(p, w, c.group)) {
+    WriteStagedRows<Traits, 0, Traits::kPanelsV>(p, w, queries_at, factors, c);
+  } else {
+    WriteRows(p, w, factors, c);
   }
 }
 

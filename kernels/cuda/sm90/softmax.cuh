@@ -121,6 +121,9 @@ __device__ __forceinline__ void LargestScores(const Consumer<Traits>& c, float (
   }
 }
 
+// What is subtracted from scores: their maximum; 0 where no key was seen yet.
+__device__ __forceinline__ float Subtrahend(float max) { return max == -CUDART_INF_F ? 0.0f : max; }
+
 // Raises c.max where a row's largest score passes it by more than `limit` (log2), and rescales
 // c.sum and c.o.
 template <class Traits, bool kFirst>
@@ -134,7 +137,7 @@ __device__ __forceinline__ void RaiseMaximum(float scale_log2, float keep_log2, 
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     if (!((top - c.max[half]) * scale_log2 > limit)) top = c.max[half];
-    from[half] = top == -CUDART_INF_F ? 0.0f : top;  // no key yet
+    from[half] = Subtrahend(top);
     correction[half] = ptx::Exp2((c.max[half] - from[half]) * scale_log2);
     c.max[half] = top;
     c.sum[half] *= correction[half];
@@ -161,7 +164,7 @@ template <class Traits>
 __device__ __forceinline__ void SubtractMaximum(Consumer<Traits>& c) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float from = c.max[half] == -CUDART_INF_F ? 0.0f : c.max[half];
+    const float from = Subtrahend(c.max[half]);
 #pragma unroll
     for (int x = 0; x < Traits::kKeys / 8; ++x) {
       c.s[x][2 * half] -= from;

@@ -113,21 +113,23 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, u
   const uint32_t per_head = p.tiles * p.splits;
   const uint32_t before_last = heads - p.last_section;
   uint32_t first_head = before_last, section_heads = p.last_section;
+  Divisor by_section_heads = p.by_last_section;
   if (index < before_last * per_head) {
-    const uint32_t section = index / (p.section * per_head);
-    first_head = section * p.section;
+    first_head = Quotient(index, p.by_section_work) * p.section;
     section_heads = p.section;
+    by_section_heads = p.by_section;
   }
   index -= first_head * per_head;
-  uint32_t tile = index / section_heads;
+  uint32_t tile = Quotient(index, by_section_heads);
   const uint32_t head = first_head + (index - tile * section_heads);
-  w.b = head / p.num_heads;
+  w.b = static_cast<int>(Quotient(head, p.by_num_heads));
   w.h = head - w.b * p.num_heads;
   w.split = 0;
   w.lse = 0;
   if (p.splits > 1) {
-    w.split = tile % p.splits;
-    tile /= p.splits;
+    const uint32_t whole = Quotient(tile, p.by_splits);
+    w.split = static_cast<int>(tile - whole * p.splits);
+    tile = whole;
     w.lse = w.split * p.partial_rows;
   }
   w.s = SequenceOf(p.sequences, w.b);

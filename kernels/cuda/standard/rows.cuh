@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/common/dropout.cuh"
 #include "kernels/cuda/common/score.cuh"
+#include "kernels/cuda/common/warp.cuh"
 #include "kernels/cuda/standard/element.cuh"
 #include "kernels/cuda/standard/rows.h"
 
@@ -155,29 +156,17 @@ __device__ __forceinline__ void RowSync() {
   }
 }
 
-struct MaxOp {
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-  static constexpr float kEmpty = -__builtin_huge_valf();
-};
-struct SumOp {
-  __device__ float operator()(float a, float b) const { return a + b; }
-  static constexpr float kEmpty = 0.0f;
-};
-
 // Over the threads of a row; every thread gets the same bits.
 template <int kThreads, class Op>
 __device__ __forceinline__ float RowReduce(float x, Op op, float* shared) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
+  x = WarpReduce(x, op);
   if constexpr (kThreads == 32) return x;
   __syncthreads();  // the previous reduction is read
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
   const int lane = threadIdx.x % 32;
   x = lane < kThreads / 32 ? shared[lane] : Op::kEmpty;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = op(x, __shfl_xor_sync(~0u, x, step));
-  return x;
+  return WarpReduce(x, op);
 }
 
 // Threads of a block: four rows where a row is a warp's.
