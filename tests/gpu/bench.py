@@ -2,8 +2,8 @@
 """Times the CUDA paths beside cuDNN and FlashAttention-2 in one process, and writes JSON.
 
 usage: bench.py [--out DIR] [--pause SECONDS] [--path NAME] [--cells PATTERN...] BENCH...
-BENCH: sweep decode gpt2 block-sparse memory deterministic sm90-forward sm90-sustained sm90-decode,
-or all. PATTERN: shell pattern over cell names such as bwd_d128_causal_s4096 (sweep, sm90-forward),
+BENCH: sweep decode gpt2 block-sparse memory deterministic random sm90-forward sm90-sustained
+sm90-decode, or all. PATTERN: shell pattern over cell names such as bwd_d128_causal_s4096 (sweep, sm90-forward),
 dtype_full (sm90-sustained) or b16_k16384 (decode, sm90-decode).
 Needs torch with CUDA, and ATTN_DEVICE_LIBRARY (libattn_device.so)."""
 
@@ -15,6 +15,7 @@ import traceback
 import torch
 
 import bench_cases
+import bench_random
 import bench_sm90
 import bench_sweep
 import measure
@@ -29,6 +30,7 @@ BENCHES = {
     "block-sparse": (bench_cases.block_sparse, "block-sparse"),
     "memory": (bench_cases.memory, "gpu-memory"),
     "deterministic": (bench_cases.deterministic, "deterministic"),
+    "random": (bench_random.random_calls, "random-calls"),
     "sm90-forward": (bench_sm90.forward, "sm90-forward"),
     "sm90-sustained": (bench_sm90.sustained, "sm90-forward-sustained"),
     "sm90-decode": (bench_sm90.decode, "sm90-decode"),

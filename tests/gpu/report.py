@@ -216,6 +216,27 @@ def end_to_end(results):
                    wanted <= on_gpu and not failed)
 
 
+MIN_RANDOM_CALLS = 200  # of each path that the device has
+
+
+def random_calls(results):
+    r = results.read("random-calls", CUDA)
+    table(["path", "held against", "calls", "kernels", "largest difference / tolerance"],
+          [[path, r["pairs"][path], c["calls"], len(c["kernels"]), f"{c['worst']:.3f}"]
+           for path, c in r["paths"].items()])
+    wanted = [FLASH, *([SM90] if r["capability"] == [9, 0] else [])]
+    few = [path for path in wanted if r["paths"][path]["calls"] < MIN_RANDOM_CALLS]
+    if few:
+        raise Bad(f"random-calls: {r['paths'][few[0]]['calls']} calls on {few[0]}, fewer than "
+                  f"{MIN_RANDOM_CALLS}")
+    for failure in r["failures"]:
+        print("failed:", failure)
+    calls = sum(r["paths"][path]["calls"] for path in wanted)
+    return Verdict(f"{calls} calls by {len(wanted)} paths, each {r['times']} times, "
+                   f"{len(r['failures'])} failed", "bitwise the same, as the next path, none failed",
+                   not r["failures"])
+
+
 def build(results):
     r = results.read("build", CUDA)
     rows = [[*(k[n] for n in ("registers", "stack", "spill_stores", "spill_loads", "shared")),
@@ -233,7 +254,7 @@ def build(results):
 
 REPORTS = {"exactness": exactness, "sanitizers": sanitizers, "sm80-vs-fa2": sm80_vs_fa2,
            "gpt2-medium": gpt2_medium, "decode": decode, "block-sparse": block_sparse,
-           "gpu-memory": gpu_memory, "end-to-end": end_to_end, "build": build,
+           "gpu-memory": gpu_memory, "end-to-end": end_to_end, "random-calls": random_calls, "build": build,
            **report_sm90.REPORTS}
 
 

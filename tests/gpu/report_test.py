@@ -155,6 +155,14 @@ def sm90_decode(ratio=0.98, replay=9.0):
     return dict(meta(), cells=cells)
 
 
+def random_calls(calls=900, capability=(9, 0), failures=()):
+    cell = dict(calls=calls, kernels={"k": calls}, worst=0.7)
+    return dict(meta(), times=6, capability=list(capability), failures=list(failures),
+                pairs={"flash_sm90": "flash_sm80", "flash_sm80": "standard_cuda"},
+                paths={"flash_sm90": cell if capability == (9, 0) else dict(cell, calls=0),
+                       "flash_sm80": cell})
+
+
 def changed(result, change):
     copied = copy.deepcopy(result)
     change(copied)
@@ -171,6 +179,7 @@ GOOD = {
     "block-sparse": {"block-sparse": sparse()},
     "gpu-memory": {"gpu-memory": memory()},
     "end-to-end": {"end-to-end": served()},
+    "random-calls": {"random-calls": random_calls()},
     "build": {"build": built()},
     "sm90-exactness": {"exactness": exact(), "sanitizers": sanitized()},
     "sm90-forward": {"sm90-forward": sm90_forward()},
@@ -285,6 +294,15 @@ class ReportTest(unittest.TestCase):
     def test_end_to_end_on_a_device_of_9_0(self):
         good = served(isa="sm_90", path="flash_sm90", executed="flash_sm90")
         self.assertEqual(self.report("end-to-end", {"end-to-end": good})[0], 0)
+
+    def test_random_calls(self):
+        def status(*args, **named):
+            return self.report("random-calls", {"random-calls": random_calls(*args, **named)})
+        self.assertEqual(status(failures=[{"wrong": "not bitwise the same"}])[0], 1)
+        self.assertEqual(status(capability=(8, 0))[0], 0)
+        few, line = status(calls=199)
+        self.assertEqual(few, 1)
+        self.assertIn("199 calls on flash_sm80", line)
 
     def test_sm90_forward_says_which_of_floor_and_goal_is_met(self):
         for result, status, words in (
