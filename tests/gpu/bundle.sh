@@ -3,8 +3,8 @@
 # runs on another host of the same kind. With them: which state of the code they were built from, and
 # the stubs that a gRPC client in Python needs, where protoc is there to write them.
 #   tests/gpu/bundle.sh DIR PROGRAM...
-# What run.sh looks for in DIR: host_backend_gpu_test and the exactness_*_cuda_test programs,
-# libattn_device.so, attnd, attn.
+# What run.sh looks for in DIR: host_backend_gpu_test, ptx_gpu_test, the exactness_*_cuda_test
+# programs, libattn_device.so, attnd, attn.
 set -euo pipefail
 
 (($# >= 2)) || {

@@ -14,7 +14,7 @@ from report_base import (CUDA, EXACTNESS_PARTS, FLASH, FLASH_PARTS, OLD_CUDA, PA
 PROGRAMS = ("exactness_matrix_cuda_test", "exactness_probe_cuda_test", "exactness_merge_cuda_test",
             "exactness_known_inputs_cuda_test", "exactness_large_cuda_test",
             "exactness_long_sums_cuda_test", "exactness_fixture_cuda_test",
-            "exactness_select_cuda_test", "host_backend_gpu_test")
+            "exactness_select_cuda_test", "host_backend_gpu_test", "ptx_gpu_test")
 
 
 # ------------------------------------------------------------------------------------ verdicts

@@ -53,7 +53,7 @@ for step in "${steps[@]}"; do
   }
 done
 
-programs=(host_backend_gpu_test)
+programs=(host_backend_gpu_test ptx_gpu_test)
 for name in "${tests[@]}"; do programs+=("exactness_${name}_cuda_test"); done
 
 build() {

@@ -48,6 +48,28 @@ __device__ __forceinline__ void StoreBox4(const CUtensorMap* map, uint32_t from,
       : "memory");
 }
 
+// Adds what is in shared memory to the box at (c0, c1, c2, c3), in the type of the map, element by
+// element; in no order. What lies outside the tensor stays as it is. Joins the thread's open group
+// of copies. Source: "cp.reduce.async.bulk.tensor".
+__device__ __forceinline__ void ReduceAddBox4(const CUtensorMap* map, uint32_t from, int c0, int c1,
+                                              int c2, int c3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
+      "[%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(reinterpret_cast<uint64_t>(map)),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// Adds `bytes` of fp32 in shared memory to global memory, element by element; in no order. Both
+// addresses and `bytes` are multiples of 16. Joins the thread's open group of copies. Source:
+// "cp.reduce.async.bulk".
+__device__ __forceinline__ void ReduceAddFp32(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+
 // Ends the thread's group of copies. Source: "cp.async.bulk.commit_group".
 __device__ __forceinline__ void CommitStores() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
