@@ -34,19 +34,20 @@ class CancelDeadlineTest(unittest.TestCase):
     def answered(self, code, method="Forward"):
         return self.server.metrics().total("attn_requests_total", method=method, code=code)
 
-    def stops_soon(self, method, code, answered_before):
+    def stops_soon(self, method, codes, answered_before):
         start = time.monotonic()
         wait_idle(self.server)
         self.assertLess(time.monotonic() - start, STOPS_WITHIN_S)
-        wait_until(lambda: self.answered(code, method) == answered_before + 1,
-                   f"{method} counted as {code}", 10, self.server.process)
+        wait_until(
+            lambda: sum(self.answered(code, method) for code in codes) == answered_before + 1,
+            f"{method} counted as {' or '.join(codes)}", 10, self.server.process)
 
     def check_cancel_running(self, method, request):
         before, executions = self.answered("CANCELLED", method), self.executions()
         call = getattr(self.stub, method).future(request, timeout=T)
         wait_running(self.server, 1)
         call.cancel()
-        self.stops_soon(method, "CANCELLED", before)
+        self.stops_soon(method, ["CANCELLED"], before)
         self.assertEqual(call.code(), CANCELLED)
         self.assertEqual(self.executions(), executions)  # it did not run to its end
 
@@ -66,7 +67,7 @@ class CancelDeadlineTest(unittest.TestCase):
         call = self.stub.ForwardStream(contract.stream_requests(*long_header()), timeout=T)
         wait_running(self.server, 1)
         call.cancel()
-        self.stops_soon("ForwardStream", "CANCELLED", before)
+        self.stops_soon("ForwardStream", ["CANCELLED"], before)
 
     def test_cancel_queued(self):
         first = self.stub.Forward.future(long_forward(), timeout=T)
@@ -79,11 +80,18 @@ class CancelDeadlineTest(unittest.TestCase):
         first.cancel()
 
     def test_deadline_running(self):
-        before = self.answered("DEADLINE_EXCEEDED")
-        with self.assertRaises(grpc.RpcError) as caught:
-            self.stub.Forward(long_forward(), timeout=0.5 * SLOWNESS)
-        self.assertEqual(caught.exception.code(), DEADLINE)
-        self.stops_soon("Forward", "DEADLINE_EXCEEDED", before)
+        # A client whose deadline passes cancels. A server that learned of the call late, on a busy
+        # host, counts from then, and may see that first: once of three it must not.
+        codes = ("DEADLINE_EXCEEDED", "CANCELLED")
+        for _ in range(3):
+            before = [self.answered(code) for code in codes]
+            with self.assertRaises(grpc.RpcError) as caught:
+                self.stub.Forward(long_forward(), timeout=0.5 * SLOWNESS)
+            self.assertEqual(caught.exception.code(), DEADLINE)
+            self.stops_soon("Forward", codes, sum(before))
+            if self.answered("DEADLINE_EXCEEDED") == before[0] + 1:
+                return
+        self.fail("three calls whose deadline passed count as cancelled")
 
     def test_deadline_queued(self):
         first = self.stub.Forward.future(long_forward(), timeout=T)
