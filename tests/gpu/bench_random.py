@@ -26,7 +26,7 @@ class Draw:
     """One random call. `text` tells it apart."""
 
     def __init__(self, rng):
-        self.head_dims = dim, dim_v = rng.choice(HEAD_DIMS)
+        dim, dim_v = rng.choice(HEAD_DIMS)
         dtype = rng.choice((torch.bfloat16, torch.float16))
         kv_heads = rng.choice((1, 2, 3, 4, 8))
         heads = kv_heads * rng.choice((1, 1, 2, 4, 5))

@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/sm90/tensor_map.h"
 #include "tests/gpu/ptx_kernels.h"
 
@@ -17,12 +19,11 @@ namespace {
 class PtxGpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    int devices = 0, major = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "no CUDA device";
-    }
-    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
-    if (major < 9) GTEST_SKIP() << "compute capability " << major << ".x, not 9.0";
+    std::string why;
+    const std::vector<DeviceProperties> devices = FindDevices(&why);
+    if (devices.empty()) GTEST_SKIP() << "no CUDA device: " << why;
+    const int capability = devices.front().capability();
+    if (capability < 90) GTEST_SKIP() << "compute capability " << capability << ", not 90";
   }
   void TearDown() override { cudaFree(memory_); }
 

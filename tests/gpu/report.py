@@ -254,8 +254,8 @@ def build(results):
 
 REPORTS = {"exactness": exactness, "sanitizers": sanitizers, "sm80-vs-fa2": sm80_vs_fa2,
            "gpt2-medium": gpt2_medium, "decode": decode, "block-sparse": block_sparse,
-           "gpu-memory": gpu_memory, "end-to-end": end_to_end, "random-calls": random_calls, "build": build,
-           **report_sm90.REPORTS}
+           "gpu-memory": gpu_memory, "end-to-end": end_to_end, "random-calls": random_calls,
+           "build": build, **report_sm90.REPORTS}
 
 
 def main(arguments=None):
