@@ -73,7 +73,7 @@ TEST_F(PtxGpuTest, TensorReductionAddsABoxAndNothingOutsideTheTensor) {
        .heads = kHeads,
        .dim = kDim,
        .strides = {.batch = kTokens * kHeads * kDim, .token = kHeads * kDim, .head = kDim}},
-      to, DType::kBf16, kReduceRows, &map);
+      to, DType::kBf16, {.heads = 1, .tokens = kReduceRows}, &map);
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_EQ(LaunchReduceAddBox(map, kC0, kHead, kToken, kLast, kBlocks), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -167,8 +167,9 @@ TEST(TensorMapTest, ObstaclesNameTensorAxisValueAndLimit) {
 TEST(TensorMapTest, EncodingSaysWhatIsMissing) {
   CUtensorMap map;
   alignas(16) static std::byte data[16];
-  const absl::Status status = EncodeTensorMap(Strided({.batch = 1920, .token = 192, .head = 64}),
-                                              data, DType::kBf16, 128, &map);
+  const absl::Status status =
+      EncodeTensorMap(Strided({.batch = 1920, .token = 192, .head = 64}), data, DType::kBf16,
+                      {.heads = 1, .tokens = 128}, &map);
   if (status.ok()) GTEST_SKIP() << "this host has a driver";
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()), HasSubstr("cuTensorMapEncodeTiled"));
@@ -243,7 +244,12 @@ TEST(FlashSm90PlanTest, KernelIdsNameTileLimitsOptionsAndSplits) {
     shape.dim_v = dim_v;
     EXPECT_EQ(Kernel(SpecOf(shape, DType::kFp16)), "sm90_fwd_fp16_" + tile);
   }
-  spec = SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8});
+  Shape grouped = wide;
+  grouped.seqlen_q = 48;
+  grouped.seqlen_k = 256;
+  grouped.kv_heads = 4;
+  EXPECT_EQ(Kernel(SpecOf(grouped)), "sm90_fwd_bf16_d128_pack4");
+  spec = SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8, .kv_heads = 8});
   const ForwardPlan split = PlanOf(spec);
   EXPECT_GE(split.splits, 8);
   EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_split" + std::to_string(split.splits));
@@ -317,8 +323,41 @@ TEST(FlashSm90PlanTest, LastSectionKeepsEveryMultiprocessorBusyToTheEnd) {
   EXPECT_EQ(PlanOf(spec).last_section, 2) << "no more than there are";
 }
 
+// Rows of heads that share keys stand in one tile where one head's do not fill it.
+TEST(FlashSm90PlanTest, PacksHeadsOfFewQueries) {
+  const auto pack = [](int64_t queries, int64_t heads, int64_t kv_heads, auto&& change) {
+    AttentionSpec spec =
+        SpecOf({.seqlen_q = queries, .seqlen_k = 1 << 14, .heads = heads, .kv_heads = kv_heads});
+    change(spec);
+    return PlanOf(spec).pack;
+  };
+  const auto nothing = [](AttentionSpec&) {};
+  EXPECT_EQ(PlanOf(SpecOf({})).tile_q, 192);
+  EXPECT_EQ(pack(17, 32, 8, nothing), 2) << "68 rows of 4 heads";
+  EXPECT_EQ(pack(17, 32, 2, nothing), 3) << "136 rows of 8 heads; 272 of 16 would fill no more";
+  EXPECT_EQ(pack(36, 64, 1, nothing), 4) << "3 tiles of 16 heads: a warp has 16 rows";
+  EXPECT_EQ(pack(17, 24, 8, nothing), 0) << "three heads";
+  EXPECT_EQ(pack(17, 48, 8, nothing), 1) << "six heads: three times two";
+  EXPECT_EQ(pack(17, 8, 8, nothing), 0) << "no group";
+  EXPECT_EQ(pack(192, 32, 8, nothing), 0) << "a head fills its tile";
+  EXPECT_EQ(pack(200, 32, 8, nothing), 2) << "5 tiles, not 8";
+  EXPECT_EQ(pack(4096, 32, 8, nothing), 0) << "86 tiles, not 88: too little gained";
+  EXPECT_EQ(pack(17, 32, 8, [](auto& s) { s.causal = true; }), 2);
+  EXPECT_EQ(pack(17, 32, 8, [](auto& s) { s.softcap = 1.0f; }), 0) << "options are a head's own";
+  AttentionSpec spec = SpecOf({.batch = 1, .seqlen_q = 32, .seqlen_k = 448, .heads = 32});
+  const uint64_t keys = uint64_t{2} * 448 * 2 * 128 * 2, queries = uint64_t{32} * 32 * 128 * 2;
+  const ForwardPlan plan = PlanOf(spec);
+  EXPECT_EQ(plan.pack, 4);
+  // Of 32 rows by 16 heads three tiles, of which each reads the keys.
+  EXPECT_EQ(plan.tiles, 3);
+  EXPECT_EQ(plan.splits, 1);
+  EXPECT_EQ(MakeFlashSm90Path()->Model(ProblemOf(spec), Pass::kForward, H200()).loaded_bytes,
+            queries + keys * 3);
+}
+
 TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {
-  const ForwardPlan many = PlanOf(SpecOf({.batch = 8, .seqlen_q = 1000, .heads = 16}));
+  const ForwardPlan many =
+      PlanOf(SpecOf({.batch = 8, .seqlen_q = 1000, .heads = 16, .kv_heads = 16}));
   EXPECT_EQ(many.splits, 1);
   EXPECT_EQ(many.tiles, CeilDiv(1000, many.tile_q));
   EXPECT_EQ(many.work, many.tiles * 8 * 16);
@@ -425,13 +464,15 @@ TEST(FlashSm90PlanTest, EveryPlanCoversTheCall) {
     UsePackedStrides(Pass::kForward, &*p);
     if (!Rejections(*p).empty() || p->total_q == 0 || p->total_k == 0) continue;
     const ForwardPlan plan = PlanForward(*p, KernelsFor(*p), H200());
-    EXPECT_GE(plan.tiles * plan.tile_q, p->seqlen_q);
-    EXPECT_EQ(plan.work, plan.tiles * plan.splits * p->num_heads * p->batch);
+    EXPECT_GE(plan.tiles * plan.tile_q, p->seqlen_q << plan.pack);
+    EXPECT_EQ(p->group() % (1 << plan.pack), 0);
+    const int64_t heads = (p->num_heads >> plan.pack) * p->batch;
+    EXPECT_EQ(plan.work, plan.tiles * plan.splits * heads);
     EXPECT_GE(plan.section, 1);
-    EXPECT_LE(plan.section, p->num_heads * p->batch);
+    EXPECT_LE(plan.section, heads);
     EXPECT_GE(plan.last_section, plan.section);
-    EXPECT_LE(plan.last_section, p->num_heads * p->batch);
-    EXPECT_EQ((p->num_heads * p->batch - plan.last_section) % plan.section, 0);
+    EXPECT_LE(plan.last_section, heads);
+    EXPECT_EQ((heads - plan.last_section) % plan.section, 0);
     EXPECT_GE(plan.ctas, 1);
     EXPECT_LE(plan.ctas, plan.work);
     EXPECT_LE(plan.splits, cuda::kMaxSplits);

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/api/problem.h"
+#include "kernels/cuda/common/divisor.h"
 
 namespace attn::cuda {
 
@@ -14,7 +15,7 @@ inline constexpr int kMaxSplits = 128;  // of the keys
 
 // partial_out [splits][partial_rows][head_dim_v] and partial_lse [splits][partial_rows], a row of
 // either being a row of an lse-shaped buffer. partial_lse is -infinity in rows without keys in that
-// split, +infinity in rows beyond len_q.
+// split, +infinity in rows beyond len_q. There are fewer than 2^31 rows.
 struct MergeParams {
   const float *partial_out, *partial_lse;
   int64_t partial_rows;
@@ -23,6 +24,7 @@ struct MergeParams {
   const float* sinks;  // [num_heads]; null: none
   int64_t lse_head;    // elements between heads of an lse-shaped buffer
   int32_t num_heads, head_dim_v, splits;
+  Divisor by_lse_head, by_num_heads;
   bool out_fp32;
 };
 
@@ -39,6 +41,8 @@ MergeParams MergeParamsOf(const ForwardParams& p) {
           .num_heads = p.num_heads,
           .head_dim_v = p.head_dim_v,
           .splits = p.splits,
+          .by_lse_head = MakeDivisor(static_cast<uint32_t>(p.lse_head)),
+          .by_num_heads = MakeDivisor(static_cast<uint32_t>(p.num_heads)),
           .out_fp32 = p.out_fp32};
 }
 

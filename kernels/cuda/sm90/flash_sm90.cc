@@ -34,15 +34,16 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
           .sequences = MakeSequenceParams(p, launch.sequences),
           .lse_head = LseHeadStride(p),
           .num_heads = static_cast<int32_t>(p.num_heads),
-          .group = static_cast<int32_t>(MapGroup(p)),
+          .pack = plan.pack,
+          .work_heads = static_cast<int32_t>(p.num_heads >> plan.pack),
           .tiles = static_cast<int32_t>(plan.tiles),
           .section = static_cast<int32_t>(plan.section),
           .last_section = static_cast<int32_t>(plan.last_section),
           .work = static_cast<uint32_t>(plan.work),
           .splits = plan.splits,
           .split_tiles = plan.split_tiles,
-          .by_num_heads = by(p.num_heads),
-          .by_group = by(MapGroup(p)),
+          .by_work_heads = by(p.num_heads >> plan.pack),
+          .by_work_group = by(MapGroup(p) >> plan.pack),
           .by_section = by(plan.section),
           .by_last_section = by(plan.last_section),
           .by_section_work = by(plan.section * plan.tiles * plan.splits),
@@ -65,16 +66,18 @@ ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, con
 absl::Status EncodeMaps(const AttentionProblem& p, const ForwardTensors& t, const ForwardPlan& plan,
                         ForwardParams* params) {
   // A tensor without tokens may have no address; a map wants one, and nothing is read by it.
-  const auto encode = [&](Slot slot, const void* data, int rows, CUtensorMap* map) {
-    return EncodeTensorMap(MapInput(p, slot), data != nullptr ? data : t.q, p.dtype, rows, map);
+  const auto encode = [&](Slot slot, const void* data, MapBox box, CUtensorMap* map) {
+    return EncodeTensorMap(MapInput(p, slot), data != nullptr ? data : t.q, p.dtype, box, map);
   };
-  if (absl::Status s = encode(kSlotQ, t.q, kWarpgroupRows, &params->q); !s.ok()) return s;
-  if (absl::Status s = encode(kSlotK, t.k, plan.tile_k / plan.cluster, &params->k); !s.ok())
-    return s;
-  if (absl::Status s = encode(kSlotV, t.v, plan.tile_k / plan.cluster, &params->v); !s.ok())
-    return s;
+  const auto rows = [&plan](int rows) {
+    return MapBox{.heads = 1 << plan.pack, .tokens = rows >> plan.pack};
+  };
+  const MapBox keys{.heads = 1, .tokens = plan.tile_k / plan.cluster};
+  if (absl::Status s = encode(kSlotQ, t.q, rows(kWarpgroupRows), &params->q); !s.ok()) return s;
+  if (absl::Status s = encode(kSlotK, t.k, keys, &params->k); !s.ok()) return s;
+  if (absl::Status s = encode(kSlotV, t.v, keys, &params->v); !s.ok()) return s;
   if (plan.splits > 1 || params->out_fp32) return absl::OkStatus();
-  return EncodeTensorMap(MapOutput(p), t.out, p.dtype, kWarpgroupRows / 4, &params->out_map);
+  return EncodeTensorMap(MapOutput(p), t.out, p.dtype, rows(kWarpgroupRows / 4), &params->out_map);
 }
 
 class FlashSm90Path final : public DevicePath {
@@ -116,6 +119,7 @@ class FlashSm90Path final : public DevicePath {
     std::string id = Cat("sm90_fwd_", TileName(p, kernels.head_dim, kernels.head_dim_v));
     if (ModeOf(p) == Mode::kOptions) id += "_options";
     const ForwardPlan plan = PlanForward(p, kernels, device);
+    if (plan.pack > 0) id += Cat("_pack", 1 << plan.pack);
     if (plan.cluster > 1) id += Cat("_cluster", plan.cluster);
     return plan.splits > 1 ? Cat(id, "_split", plan.splits) : id;
   }

@@ -19,27 +19,31 @@ inline constexpr int kWarpgroupRows = 64;  // queries of a consumer warpgroup
 enum class Mode { kFull, kLimited, kBlocks, kOptions };
 inline constexpr int kModes = 4;
 inline constexpr int kMaxCluster = 2;  // CTAs that share a work
+inline constexpr int kMaxPack = 4;     // a warp has 16 rows
 
 struct ForwardParams {
-  // Maps of (element, head, token, batch); boxes of kPanel elements of one head and as many tokens
-  // as a warpgroup has queries, a CTA copies of a step's keys (a cluster's share them), and a warp
-  // has rows. In THD there is one batch. out_map: only where whole rows are written, and in 16
-  // bits.
+  // Maps of (element, head, token, batch); boxes of kPanel elements of 2^pack heads and as many
+  // tokens as make the rows of a warpgroup (q) or a warp (out_map), and of one head and as many
+  // tokens as a CTA copies of a step's keys (a cluster's share them). In THD there is one batch.
+  // out_map: only where whole rows are written, and in 16 bits.
   CUtensorMap q, k, v, out_map;
   // First what the producer looks at before it can copy anything, close together: when a kernel
   // starts each line of it is a miss.
   SequenceParams sequences;
-  int64_t lse_head;          // elements between heads of an lse-shaped buffer
-  int32_t num_heads, group;  // group: query heads of a kv head
-  // Work: tiles * splits of each of heads * batch, in sections of `section` heads, whose keys and
-  // values the L2 cache holds; within one, all heads' first tiles before all heads' second. The
+  int64_t lse_head;  // elements between heads of an lse-shaped buffer
+  int32_t num_heads;
+  // A row is query row >> pack of head row % 2^pack of the 2^pack query heads that a work takes
+  // together, neighbours of one kv head. Of the heads of works, (group >> pack) share a kv head.
+  int32_t pack, work_heads;
+  // Work: tiles * splits of each of work_heads * batch, in sections of `section` heads, whose keys
+  // and values the L2 cache holds; within one, all heads' first tiles before all heads' second. The
   // last section has last_section heads; the others are whole.
   int32_t tiles, section, last_section;
   uint32_t work;
   int32_t splits;       // 1: none
   int32_t split_tiles;  // key tiles per split
   // The above as divisors; section_work: the work of a section that is not the last.
-  Divisor by_num_heads, by_group, by_section, by_last_section, by_section_work, by_splits;
+  Divisor by_work_heads, by_work_group, by_section, by_last_section, by_section_work, by_splits;
   uint32_t* counters;  // two: work handed out beyond the first of each CTA; CTAs that are done
   // Count tiles of queries from the last row on: the last have most keys and are handed out first.
   bool last_first;

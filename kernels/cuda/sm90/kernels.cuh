@@ -15,17 +15,17 @@ template <DType kType, int kHeadDim, int kHeadDimV>
 class Launcher {
   using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
   using Table = Tiles<kHeadDim, kHeadDimV>;
-  template <Mode kMode, int kCluster = 1>
+  template <Mode kMode, int kCluster = 1, bool kPacked = false>
   using ForwardOf = ForwardTraits<
       T,
       std::conditional_t<
           kMode == Mode::kOptions, typename Table::Options,
           std::conditional_t<kMode == Mode::kFull, typename Table::Full, typename Table::Limited>>,
-      kMode, kCluster>;
+      kMode, kCluster, kPacked>;
 
-  template <Mode kMode, int kCluster = 1>
+  template <Mode kMode, int kCluster = 1, bool kPacked = false>
   static cudaError_t RunForwardOf(const ForwardParams& p, int ctas, cudaStream_t stream) {
-    using Traits = ForwardOf<kMode, kCluster>;
+    using Traits = ForwardOf<kMode, kCluster, kPacked>;
     return LaunchKernel<&Forward<Traits>>({.blocks = ctas,
                                            .threads = Traits::kThreads,
                                            .shared_bytes = Traits::kSharedBytes,
@@ -40,6 +40,10 @@ class Launcher {
         return mode == Mode::kFull ? RunForwardOf<Mode::kFull, kMaxCluster>(p, ctas, stream)
                                    : RunForwardOf<Mode::kLimited, kMaxCluster>(p, ctas, stream);
       }
+    }
+    if (p.pack > 0) {
+      return mode == Mode::kFull ? RunForwardOf<Mode::kFull, 1, true>(p, ctas, stream)
+                                 : RunForwardOf<Mode::kLimited, 1, true>(p, ctas, stream);
     }
     switch (mode) {
       case Mode::kFull:

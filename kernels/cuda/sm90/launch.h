@@ -21,8 +21,8 @@ struct Kernels {
   int cluster_keys;          // from so many keys on CTAs cluster; modes kFull and kLimited
   ForwardInfo forward_info[kModes];
   // Enqueues on the stream and returns the launch's error. `cluster`: CTAs that share a work, 1 or
-  // kMaxCluster. `ctas`: at most as many as the device has multiprocessors, and as params.work *
-  // cluster.
+  // kMaxCluster; more than 1, or params.pack > 0, not both, are for kFull and kLimited. `ctas`: at
+  // most as many as the device has multiprocessors, and as params.work * cluster.
   cudaError_t (*forward)(const ForwardParams& params, Mode mode, int cluster, int ctas,
                          cudaStream_t stream);
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/plan.h"
 
 namespace attn::cuda::sm90 {
@@ -27,10 +26,11 @@ bool OneHeadStored(const AttentionProblem& p) {
 // of heads that are about equal. Long sequences: as many heads as L2 holds keys and values of, for
 // many tiles are easier to share out; of short ones a quarter, because each section reads them anew
 // when it begins, and nothing later. Tiles of equal length go head by head.
-int64_t Section(const AttentionProblem& p, const DeviceProperties& device) {
+int64_t Section(const AttentionProblem& p, int64_t work_heads, const DeviceProperties& device) {
   if (TilesAlike(p)) return 1;
-  const double heads = static_cast<double>(p.num_heads) * static_cast<double>(p.batch);
-  const double bytes = heads / static_cast<double>(MapGroup(p)) *
+  const double heads = static_cast<double>(work_heads) * static_cast<double>(p.batch);
+  const double bytes = static_cast<double>(p.num_heads) * static_cast<double>(p.batch) /
+                       static_cast<double>(MapGroup(p)) *
                        static_cast<double>(p.seqlen_k * (p.head_dim + p.head_dim_v)) *
                        static_cast<double>(SizeOf(p.dtype));
   const double share = std::clamp(static_cast<double>(p.seqlen_k) / 8192.0, 0.25, 1.0);
@@ -65,7 +65,7 @@ bool Clusters(const AttentionProblem& p, const Kernels& kernels, const ForwardIn
 // At its end multiprocessors wait for the one that works on the longest tile. If it is long enough
 // for two tiles of each multiprocessor, the longest, which go first, are done before the shortest.
 int64_t LastSection(const AttentionProblem& p, const ForwardPlan& plan, int64_t slots) {
-  const int64_t heads = p.num_heads * p.batch;
+  const int64_t heads = (p.num_heads >> plan.pack) * p.batch;
   const int64_t wanted = TilesAlike(p) ? 1 : CeilDiv(2 * slots, std::max<int64_t>(plan.tiles, 1));
   const int64_t least = std::min(heads, std::max(plan.section, wanted));
   return heads - (heads - least) / plan.section * plan.section;
@@ -92,18 +92,17 @@ bool TilesAlike(const AttentionProblem& p) { return p.window_right >= kUnlimited
 ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
                         const DeviceProperties& device) {
   const ForwardInfo& tile = kernels.forward_info[static_cast<int>(ModeOf(p))];
-  ForwardPlan plan{.tile_q = tile.queries, .tile_k = tile.keys};
-  int64_t tiles = 0;
-  for (const Sequence& s : p.sequences) tiles += CeilDiv(s.rows_q, tile.queries) * p.num_heads;
   const int64_t slots = device.multiprocessors;  // a CTA fills a multiprocessor
-  const KeySplits keys = SplitKeys(p, tiles, slots, slots * 4 / 5, tile.keys);
-  plan.splits = keys.splits;
-  plan.split_tiles = keys.split_tiles;
-  if (plan.splits == 1 && Clusters(p, kernels, tile)) plan.cluster = kMaxCluster;
-  plan.tiles = CeilDiv(p.seqlen_q, int64_t{tile.queries} * plan.cluster);
-  plan.section = Section(p, device);
+  ForwardPlan plan{ChooseTiling(p, kernels, slots)};
+  plan.tile_q = tile.queries;
+  plan.tile_k = tile.keys;
+  const int64_t heads = p.num_heads >> plan.pack;
+  // Clusters are for long sequences, which fill their tiles.
+  if (plan.splits == 1 && plan.pack == 0 && Clusters(p, kernels, tile)) plan.cluster = kMaxCluster;
+  plan.tiles = CeilDiv(p.seqlen_q << plan.pack, int64_t{tile.queries} * plan.cluster);
+  plan.section = Section(p, heads, device);
   plan.last_section = LastSection(p, plan, slots / plan.cluster);
-  plan.work = plan.tiles * plan.splits * p.num_heads * p.batch;
+  plan.work = plan.tiles * plan.splits * heads * p.batch;
   plan.ctas = static_cast<int>(std::min(slots / plan.cluster, plan.work)) * plan.cluster;
   return plan;
 }
@@ -135,10 +134,11 @@ StridedTensor MapOutput(const AttentionProblem& p) {
 int64_t MapGroup(const AttentionProblem& p) { return OneHeadStored(p) ? p.num_heads : p.group(); }
 
 TileModel ModelForward(const AttentionProblem& p, const Kernels& kernels, const ForwardPlan& plan) {
-  TileModel model = ForwardTraffic(p, {.tile_q = int64_t{plan.tile_q} * plan.cluster,
+  TileModel model = ForwardTraffic(p, {.tile_q = int64_t{plan.tile_q} * plan.cluster >> plan.pack,
                                        .tile_k = plan.tile_k,
                                        .splits = plan.splits,
-                                       .end_multiple = TilesAlike(p) ? 0 : 64,
+                                       .end_multiple = TilesAlike(p) ? 0 : 64 >> plan.pack,
+                                       .heads_per_read = int64_t{1} << plan.pack,
                                        .key_reads = plan.cluster});
   model.tile_q = plan.tile_q;
   model.tile_k = plan.tile_k;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/call_layout.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/sm90/launch.h"
+#include "kernels/cuda/sm90/tiling.h"
 
 namespace attn::cuda::sm90 {
 
@@ -27,16 +28,14 @@ Mode ModeOf(const AttentionProblem& p);
 // with the last row, and the first may have whole warpgroups before the first row.
 bool TilesAlike(const AttentionProblem& p);
 
-struct ForwardPlan {
+struct ForwardPlan : Tiling {
   int tile_q = 0, tile_k = 0;
-  int64_t tiles = 0;    // query tiles of a cluster, of a head of the longest sequence
-  int splits = 1;       // of the keys
-  int split_tiles = 0;  // key tiles per split
+  int64_t tiles = 0;  // query tiles of a cluster, of a head of the longest sequence
   // Heads whose work is handed out together; of the last such section.
   int64_t section = 1, last_section = 1;
   // CTAs that share a tile of queries, of tile_q rows each, and copy its keys for each other.
   int cluster = 1;
-  int64_t work = 0;  // tiles * splits of every head and sequence
+  int64_t work = 0;  // tiles * splits of every (packed) head and sequence
   int ctas = 0;
 };
 ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,

@@ -74,7 +74,7 @@ __device__ __forceinline__ void CopyQueries(const ForwardParams& p, uint32_t sha
   if (leader) {
     CopyRows<Traits::kPanels, kWarpgroupRows>(
         shared + buffer * Traits::kQBytes, &p.q, shared + Traits::kQFull + 8 * buffer, w.h,
-        w.token + PlaceOf(w, group), static_cast<int>(w.s.batch));
+        w.token + QueryOf<Traits>(p, PlaceOf(w, group)), static_cast<int>(w.s.batch));
   }
 }
 
@@ -145,7 +145,7 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
     const bool tells = Traits::kCluster > 1 && rank == 0, loads = w.first >= w.begin;
     if (loads) {
       const int batch = static_cast<int>(w.s.batch);
-      const int kv_head = static_cast<int>(Quotient(w.h, p.by_group));
+      const int kv_head = static_cast<int>(Quotient(QueryOf<Traits>(p, w.h), p.by_work_group));
       if constexpr (kFirstGroups == 1) CopyQueries<Traits>(p, shared, w, queries, 0, leader);
       for (int n = w.first; n >= w.begin; n = NextShown<Traits>(p, w, mask, n - 1)) {
         const int token = static_cast<int>(w.s.k_token) + n * kKeys;

@@ -16,8 +16,15 @@ __device__ __forceinline__ void Release(uint32_t barrier, int lane) {
   ptx::BarrierArriveIf(barrier, lane == 0);
 }
 
-__device__ __forceinline__ bool IsStored(const Work& w, int row) {
-  return row >= 0 && row < w.s.rows_q;
+template <class Traits>
+__device__ __forceinline__ bool IsStored(const ForwardParams& p, const Work& w, int row) {
+  return row >= 0 && row < RowsOf<Traits>(p, w.s.rows_q);
+}
+
+// Where an lse-shaped buffer has a row that is stored, and its part of a split.
+template <class Traits>
+__device__ __forceinline__ int64_t LseRow(const ForwardParams& p, const Work& w, int row) {
+  return w.lse + HeadOf<Traits>(p, row) * p.lse_head + QueryOf<Traits>(p, row);
 }
 
 // Writes a row of FP32 results, this lane's columns.
@@ -59,8 +66,9 @@ __device__ __forceinline__ void WriteRow(typename Traits::T* row, bool stored, i
 // map leaves out what the tensor does not have.
 template <class Traits>
 __device__ __forceinline__ bool RowsAreStaged(const ForwardParams& p, const Work& w, int group) {
-  const bool staged = p.splits == 1 && !p.out_fp32 &&
-                      (p.out_ends || w.q0 + PlaceOf(w, group) + kWarpgroupRows <= w.s.rows_q);
+  const bool staged =
+      p.splits == 1 && !p.out_fp32 &&
+      (p.out_ends || w.q0 + PlaceOf(w, group) + kWarpgroupRows <= RowsOf<Traits>(p, w.s.rows_q));
   // By a shuffle, so that the compiler sees that the warp goes one way.
   return __shfl_sync(~0u, staged, 0);
 }
@@ -106,7 +114,8 @@ __device__ __forceinline__ void WriteStagedRows(const ForwardParams& p, const Wo
 #pragma unroll
       for (int stored = kInQueries ? kBegin : panel; stored <= panel; ++stored) {
         ptx::StoreBox4(&p.out_map, rows + stored % kBuffers * kPanelBytes, stored * kPanel, w.h,
-                       w.token + PlaceOf(w, c.group) + c.warp * 16, static_cast<int>(w.s.batch));
+                       w.token + QueryOf<Traits>(p, PlaceOf(w, c.group) + c.warp * 16),
+                       static_cast<int>(w.s.batch));
       }
       ptx::CommitStores();
     }
@@ -120,9 +129,7 @@ __device__ __forceinline__ void WriteLse(const ForwardParams& p, const Work& w, 
                                          const Consumer<Traits>& c, float (&factors)[2]) {
   const float scale_log2 = Traits::kOptions ? 1.0f : p.score.scale_log2;
   const bool partial = p.splits > 1;  // the sink is the merge's
-  const float sink =
-      p.score.sinks != nullptr && !partial ? __ldg(p.score.sinks + w.h) : -CUDART_INF_F;
-  float* const to_lse = (partial ? p.partial_lse : p.lse) + w.lse + PlaceOf(w, c.group) + c.row;
+  float* const to_lse = partial ? p.partial_lse : p.lse;
   float sums[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -133,14 +140,17 @@ __device__ __forceinline__ void WriteLse(const ForwardParams& p, const Work& w, 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = RowOf(w, c) + half * 8;
-    const bool valid = row < w.s.len_q;
+    const bool valid = row < RowsOf<Traits>(p, w.s.len_q);
+    const float sink = p.score.sinks != nullptr && !partial
+                           ? __ldg(p.score.sinks + w.h + HeadOf<Traits>(p, row))
+                           : -CUDART_INF_F;
     float lse = FinishRow(c.max[half] * scale_log2, sums[half], sink, &factors[half]);
     if (!keys || !valid || sums[half] == 0.0f) {  // a sum of NaN is no row without keys
       factors[half] = 0.0f;
       lse = valid ? sink : -CUDART_INF_F;  // without keys exactly the sink
       if (partial && !valid) lse = CUDART_INF_F;
     }
-    if ((c.lane & 3) == 0 && IsStored(w, row)) to_lse[half * 8] = lse;
+    if ((c.lane & 3) == 0 && IsStored<Traits>(p, w, row)) to_lse[LseRow<Traits>(p, w, row)] = lse;
   }
 }
 
@@ -163,16 +173,16 @@ template <class Traits>
 __device__ __forceinline__ void WriteRows(const ForwardParams& p, const Work& w,
                                           const float (&factors)[2], const Consumer<Traits>& c) {
   const bool partial = p.splits > 1, by_element = partial || p.out_fp32;
-  const int64_t row = PlaceOf(w, c.group) + c.row;
-  const int64_t out_row = w.s.batch * p.out_strides.batch + w.h * p.out_strides.head +
-                          (w.token + row) * p.out_strides.token;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const bool stored = IsStored(w, RowOf(w, c) + half * 8);
-    const int64_t to = out_row + half * 8 * p.out_strides.token;
+    const int row = RowOf(w, c) + half * 8;
+    const bool stored = IsStored<Traits>(p, w, row);
+    const int64_t to = w.s.batch * p.out_strides.batch +
+                       (w.h + HeadOf<Traits>(p, row)) * p.out_strides.head +
+                       (w.s.q_token + QueryOf<Traits>(p, row)) * p.out_strides.token;
     if (by_element) {
       if (!stored) continue;
-      WriteFp32Row<Traits>(partial ? p.partial_out + (w.lse + row + half * 8) * p.head_dim_v
+      WriteFp32Row<Traits>(partial ? p.partial_out + LseRow<Traits>(p, w, row) * p.head_dim_v
                                    : static_cast<float*>(p.out) + to,
                            p.head_dim_v, half, factors[half], c);
     } else {

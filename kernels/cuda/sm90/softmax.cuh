@@ -45,7 +45,7 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
   const int first = n0 + (c.lane & 3) * 2;  // of this lane's columns
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int i = RowOf(w, c) + half * 8;
+    const int i = QueryOf<Traits>(p, RowOf(w, c) + half * 8);
     int right = w.s.len_k;
     if constexpr (Traits::kLimits) right = min(right, i + w.s.off + p.score.window_right + 1);
     const int end = (i < w.s.len_q ? right : 0) - first;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
     if (Traits::kBlockMask && mask != nullptr) {
       shown = ShownSquares<Traits>(p, w, mask, q0, kWarpgroupRows, n);
     }
-    if (q0 + kWarpgroupRows - 1 + w.s.off - p.score.window_left <= n0 &&
+    if (QueryOf<Traits>(p, q0 + kWarpgroupRows - 1) + w.s.off - p.score.window_left <= n0 &&
         (shown & Traits::kSquares) == Traits::kSquares) {
       return;
     }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void MaskScores(const ForwardParams& p, const Work& w
     for (int x = 0; x < Traits::kKeys / 8; ++x) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int i = RowOf(w, c) + (e >> 1) * 8;
+        const int i = QueryOf<Traits>(p, RowOf(w, c) + (e >> 1) * 8);
         if (first + x * 8 + (e & 1) < i + w.s.off - p.score.window_left ||
             (shown >> (x * 8 / kMaskStep) & 1) == 0) {
           s[x][e] = -CUDART_INF_F;
@@ -268,7 +268,9 @@ struct Range {
 template <class Traits>
 __device__ __forceinline__ Range RangeOf(const ForwardParams& p, const Work& w, int group) {
   constexpr int kKeys = Traits::kKeys;
-  const int q0 = w.q0 + PlaceOf(w, group), q_last = min(q0 + kWarpgroupRows, w.s.len_q) - 1;
+  const int row0 = w.q0 + PlaceOf(w, group);
+  const int end_row = min(row0 + kWarpgroupRows, RowsOf<Traits>(p, w.s.len_q));
+  const int q0 = QueryOf<Traits>(p, row0), q_last = QueryOf<Traits>(p, end_row - 1);
   Range r;
   int key_end = w.s.len_k, full_end = w.s.len_k;
   r.last = w.begin;
@@ -282,9 +284,9 @@ __device__ __forceinline__ Range RangeOf(const ForwardParams& p, const Work& w, 
       if (p.score.block_mask != nullptr) r.full_begin = w.end;  // none is known to be
     }
   }
-  r.first = q0 < 0 || q_last < q0 ? -1 : min(w.end, (key_end + kKeys - 1) / kKeys) - 1;
+  r.first = row0 < 0 || end_row <= row0 ? -1 : min(w.end, (key_end + kKeys - 1) / kKeys) - 1;
   // Rows beyond len_q see nothing.
-  r.full_end = q0 + kWarpgroupRows > w.s.len_q ? 0 : full_end / kKeys;
+  r.full_end = end_row < row0 + kWarpgroupRows ? 0 : full_end / kKeys;
   return r;
 }
 

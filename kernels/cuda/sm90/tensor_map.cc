@@ -72,7 +72,7 @@ std::string MapObstacle(std::string_view name, const StridedTensor& t) {
   return "";
 }
 
-absl::Status EncodeTensorMap(const StridedTensor& t, const void* data, DType dtype, int rows,
+absl::Status EncodeTensorMap(const StridedTensor& t, const void* data, DType dtype, MapBox map_box,
                              CUtensorMap* map) {
   static const Encoder* const kEncoder = new Encoder(FindEncoder());
   if (kEncoder->encode == nullptr) return kEncoder->status;
@@ -87,7 +87,8 @@ absl::Status EncodeTensorMap(const StridedTensor& t, const void* data, DType dty
                               extent(t.batch)};
   const cuuint64_t strides[3] = {stride(t.heads, t.strides.head), stride(t.tokens, t.strides.token),
                                  stride(t.batch, t.strides.batch)};
-  const cuuint32_t box[4] = {kPanel, 1, static_cast<cuuint32_t>(rows), 1};
+  const cuuint32_t box[4] = {kPanel, static_cast<cuuint32_t>(map_box.heads),
+                             static_cast<cuuint32_t>(map_box.tokens), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result = kEncoder->encode(
       map,
@@ -96,10 +97,10 @@ absl::Status EncodeTensorMap(const StridedTensor& t, const void* data, DType dty
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(Cat("cuTensorMapEncodeTiled: CUresult ", static_cast<int>(result),
-                                 " for [", t.batch, ", ", t.tokens, ", ", t.heads, ", ", t.dim,
-                                 "] with strides ", strides[2], ", ", strides[1], ", ", strides[0],
-                                 " bytes, boxes of ", rows, " tokens"));
+  return absl::InternalError(Cat(
+      "cuTensorMapEncodeTiled: CUresult ", static_cast<int>(result), " for [", t.batch, ", ",
+      t.tokens, ", ", t.heads, ", ", t.dim, "] with strides ", strides[2], ", ", strides[1], ", ",
+      strides[0], " bytes, boxes of ", map_box.tokens, " tokens, ", map_box.heads, " heads"));
 }
 
 }  // namespace attn::cuda::sm90

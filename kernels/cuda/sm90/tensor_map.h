@@ -17,12 +17,17 @@ namespace attn::cuda::sm90 {
 // can. The stride of an axis of one element does not matter. Pure.
 std::string MapObstacle(std::string_view name, const StridedTensor& tensor);
 
+// What is copied at a time: the heads of a token lie side by side. At most 256 of each.
+struct MapBox {
+  int heads = 1, tokens = 1;
+};
+
 // Makes the map (element, head, token, batch) of a tensor that has no obstacle: boxes of kPanel
-// elements of one head and `rows` tokens, with a 128-byte swizzle; what lies outside the tensor
+// elements of each head and token of `box`, with a 128-byte swizzle; what lies outside the tensor
 // reads as zeros. `data`: device memory, aligned to 16 bytes. dtype: FP16 or BF16. The encoder is
 // looked up in the driver at the first call, so that a host without a driver starts. Errors:
 // INTERNAL: there is none, or it refuses. Thread-safe.
-absl::Status EncodeTensorMap(const StridedTensor& tensor, const void* data, DType dtype, int rows,
+absl::Status EncodeTensorMap(const StridedTensor& tensor, const void* data, DType dtype, MapBox box,
                              CUtensorMap* map);
 
 }  // namespace attn::cuda::sm90

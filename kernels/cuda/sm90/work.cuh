@@ -11,8 +11,8 @@ namespace attn::cuda::sm90 {
 // tiles [begin, end).
 struct alignas(16) Work {
   DeviceSequence s;
-  int64_t lse;   // of the tile's first row in an lse-shaped buffer
-  int h, token;  // head of queries; the first row's token
+  int64_t lse;   // of the first row of head h, and of the split, in an lse-shaped buffer
+  int h, token;  // the (first) head of queries; the first row's token
   int b, split, q0;
   int place0, place_step;  // of the CTA's warpgroups: PlaceOf()
   int begin, end;
@@ -26,11 +26,27 @@ __device__ __forceinline__ int PlaceOf(const Work& w, int group) {
 // Works that the producer may be ahead, and the one whose rows are still to be written.
 inline constexpr int kWorkSlots = 3;
 
+// A head's queries, or where packed 2^pack heads', as rows: query and head (beyond w.h) of a row,
+// and as many rows as `queries` are.
+template <class Traits>
+__device__ __forceinline__ int QueryOf(const ForwardParams& p, int row) {
+  return Traits::kPacked ? row >> p.pack : row;
+}
+template <class Traits>
+__device__ __forceinline__ int HeadOf(const ForwardParams& p, int row) {
+  return Traits::kPacked ? row & ((1 << p.pack) - 1) : 0;
+}
+template <class Traits>
+__device__ __forceinline__ int RowsOf(const ForwardParams& p, int queries) {
+  return Traits::kPacked ? queries << p.pack : queries;
+}
+
 inline constexpr int kPanelBytes = kWarpgroupRows * 128;  // of a warpgroup's rows
 
 // Tile is a ForwardTile of tiles.h. The kCluster CTAs of a cluster, one or two, work on
 // neighbouring queries of a head: each copies its share of every tile of keys and values to all.
-template <class T_, class Tile_, Mode kMode_, int kCluster_>
+// kPacked: rows are queries of 2^pack heads.
+template <class T_, class Tile_, Mode kMode_, int kCluster_, bool kPacked_>
 struct ForwardTraits : Tile_ {
   using T = T_;
   static constexpr Mode kMode = kMode_;
@@ -40,6 +56,7 @@ struct ForwardTraits : Tile_ {
   // Warpgroups take turns in issuing products. Under limits one has fewer tiles than another.
   static constexpr bool kTurns = !kLimits;
   static constexpr int kCluster = kCluster_;
+  static constexpr bool kPacked = kPacked_;
   static constexpr int kConsumers = Tile_::kConsumers;
   static constexpr int kQueries = kWarpgroupRows * kConsumers;
   static constexpr int kWorkQueries = kQueries * kCluster;
@@ -82,6 +99,8 @@ struct ForwardTraits : Tile_ {
   static_assert(!kBlockMask || Tile_::kKeys % kMaskStep == 0);
   static_assert(kCluster == 1 ||
                 (kCluster == kMaxCluster && !kBlockMask && Tile_::kKeys % (8 * kCluster) == 0));
+  // Options and block masks are a head's own.
+  static_assert(!kPacked || (kCluster == 1 && !kBlockMask));
   static_assert(kConsumers >= 2 && kConsumers <= 4 && Tile_::kQBuffers >= kConsumers);
   static_assert(!kRowsInQueries || (Tile_::kQBuffers == 2 * kConsumers && kPanelsV <= kPanels));
 };
@@ -109,7 +128,7 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, u
   if constexpr (Traits::kCluster > 1) {
     w.place0 += static_cast<int>(rank) * Traits::kConsumers * w.place_step;
   }
-  const uint32_t heads = p.num_heads * p.sequences.batch;
+  const uint32_t heads = p.work_heads * p.sequences.batch;
   const uint32_t per_head = p.tiles * p.splits;
   const uint32_t before_last = heads - p.last_section;
   uint32_t first_head = before_last, section_heads = p.last_section;
@@ -122,8 +141,8 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, u
   index -= first_head * per_head;
   uint32_t tile = Quotient(index, by_section_heads);
   const uint32_t head = first_head + (index - tile * section_heads);
-  w.b = static_cast<int>(Quotient(head, p.by_num_heads));
-  w.h = head - w.b * p.num_heads;
+  w.b = static_cast<int>(Quotient(head, p.by_work_heads));
+  w.h = RowsOf<Traits>(p, head - w.b * p.work_heads);
   w.split = 0;
   w.lse = 0;
   if (p.splits > 1) {
@@ -137,19 +156,22 @@ __device__ __forceinline__ Work WorkOf(const ForwardParams& p, uint32_t index, u
   if (p.last_first) {
     // Counted from the end, so that the tile that is not full is not the longest. Rows before the
     // first are whole warpgroups.
-    w.q0 = (w.s.rows_q + kWarpgroupRows - 1) / kWarpgroupRows * kWarpgroupRows -
+    const int rows = RowsOf<Traits>(p, w.s.rows_q);
+    w.q0 = (rows + kWarpgroupRows - 1) / kWarpgroupRows * kWarpgroupRows -
            static_cast<int>(tile + 1) * Traits::kWorkQueries;
   }
-  w.lse += w.s.lse + w.h * p.lse_head + w.q0;
-  w.token = static_cast<int>(w.s.q_token) + w.q0;
-  const int q_first = max(w.q0, 0), q_last = min(w.q0 + Traits::kWorkQueries, w.s.len_q) - 1;
+  w.lse += w.s.lse + w.h * p.lse_head;
+  w.token = static_cast<int>(w.s.q_token) + QueryOf<Traits>(p, w.q0);
+  const int end_row = min(w.q0 + Traits::kWorkQueries, RowsOf<Traits>(p, w.s.len_q));
+  const int q_first = QueryOf<Traits>(p, max(w.q0, 0)), q_last = QueryOf<Traits>(p, end_row - 1);
   int key_end = w.s.len_k;
   w.begin = 0;
   if constexpr (Traits::kLimits) {
     key_end = min(key_end, q_last + w.s.off + p.score.window_right + 1);
     w.begin = max(0, q_first + w.s.off - p.score.window_left) / Traits::kKeys;
   }
-  w.end = q_last < q_first || key_end <= 0 ? 0 : (key_end + Traits::kKeys - 1) / Traits::kKeys;
+  w.end =
+      end_row <= max(w.q0, 0) || key_end <= 0 ? 0 : (key_end + Traits::kKeys - 1) / Traits::kKeys;
   if (p.splits > 1) {
     w.begin = max(w.begin, w.split * p.split_tiles);
     w.end = min(w.end, (w.split + 1) * p.split_tiles);
