@@ -21,7 +21,8 @@ from harness.server import Attnd  # noqa: E402
 ATTN = os.environ.get("ATTN", "attn")
 # What NVML says of the devices; none without one.
 SENSORS = ("attn_device_sm_clock", "attn_device_memory_clock", "attn_device_power",
-           "attn_device_temperature", "attn_device_throttled", "attn_device_utilization")
+           "attn_device_temperature", "attn_device_throttled", "attn_device_utilization",
+           "attn_device_memory_used", "attn_device_memory_in_use", "attn_device_memory_retained")
 METHOD = "attn load on load_mix.json, Poisson arrivals, client and server on one host"
 
 

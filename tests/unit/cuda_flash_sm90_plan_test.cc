@@ -116,6 +116,21 @@ TEST(FlashSm90RejectionsTest, NamesFieldValueAndLimit) {
                  "block_mask.block_q 32 not a multiple of 64");
 }
 
+TEST(FlashSm90RejectionsTest, DropoutFactorThatFp16CannotHold) {
+  const auto rejections = [](DType dtype, float kept) {
+    AttentionSpec spec = SpecOf({}, dtype);
+    spec.dropout = DropoutSpec{.p = 1.0f - kept / 65536};
+    return Rejections(ProblemOf(spec));
+  };
+  EXPECT_THAT(
+      rejections(DType::kFp16, 1),
+      ElementsAre(Rejection{PathId::kFlashSm90, Reason::kOptionUnsupported,
+                            "dropout_p keeps 1 of 65536: its factor, 65536 > 65504, is no FP16 "
+                            "number"}));
+  EXPECT_THAT(rejections(DType::kFp16, 2), IsEmpty());
+  EXPECT_THAT(rejections(DType::kBf16, 1), IsEmpty());
+}
+
 TEST(FlashSm90RejectionsTest, BackwardIsNotBuilt) {
   AttentionSpec spec = SpecOf({});
   spec.out = spec.dout = spec.q;
@@ -245,8 +260,8 @@ TEST(FlashSm90PlanTest, KernelIdsNameTileLimitsOptionsAndSplits) {
     EXPECT_EQ(Kernel(SpecOf(shape, DType::kFp16)), "sm90_fwd_fp16_" + tile);
   }
   Shape grouped = wide;
+  grouped.batch = 32;
   grouped.seqlen_q = 48;
-  grouped.seqlen_k = 256;
   grouped.kv_heads = 4;
   EXPECT_EQ(Kernel(SpecOf(grouped)), "sm90_fwd_bf16_d128_pack4");
   spec = SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8, .kv_heads = 8});
@@ -344,15 +359,38 @@ TEST(FlashSm90PlanTest, PacksHeadsOfFewQueries) {
   EXPECT_EQ(pack(4096, 32, 8, nothing), 0) << "86 tiles, not 88: too little gained";
   EXPECT_EQ(pack(17, 32, 8, [](auto& s) { s.causal = true; }), 2);
   EXPECT_EQ(pack(17, 32, 8, [](auto& s) { s.softcap = 1.0f; }), 0) << "options are a head's own";
-  AttentionSpec spec = SpecOf({.batch = 1, .seqlen_q = 32, .seqlen_k = 448, .heads = 32});
-  const uint64_t keys = uint64_t{2} * 448 * 2 * 128 * 2, queries = uint64_t{32} * 32 * 128 * 2;
+  AttentionSpec spec = SpecOf({.batch = 16, .seqlen_q = 32, .seqlen_k = 448, .heads = 32});
+  const uint64_t queries = uint64_t{16} * 32 * 32 * 128 * 2;
+  const uint64_t keys = uint64_t{16} * 2 * 448 * 2 * 128 * 2;
   const ForwardPlan plan = PlanOf(spec);
-  EXPECT_EQ(plan.pack, 4);
-  // Of 32 rows by 16 heads three tiles, of which each reads the keys.
-  EXPECT_EQ(plan.tiles, 3);
+  EXPECT_EQ(plan.pack, 2);
+  // The 16 heads of a kv head are four tiles of 4 times 32 rows, of which each reads the keys.
+  EXPECT_EQ(plan.tiles, 1);
   EXPECT_EQ(plan.splits, 1);
   EXPECT_EQ(MakeFlashSm90Path()->Model(ProblemOf(spec), Pass::kForward, H200()).loaded_bytes,
-            queries + keys * 3);
+            queries + keys * 4);
+}
+
+// What was fastest on an H200 by far, of every way to pack and split.
+TEST(FlashSm90PlanTest, TilingsFillMultiprocessorsWhereThatPays) {
+  const auto expect = [](const Shape& shape, int pack, int splits) {
+    const ForwardPlan plan = PlanOf(SpecOf(shape));
+    EXPECT_EQ(plan.pack, pack) << shape.seqlen_q << " x " << shape.seqlen_k;
+    EXPECT_EQ(plan.splits, splits) << shape.seqlen_q << " x " << shape.seqlen_k;
+  };
+  const auto shape = [](int64_t batch, int64_t q, int64_t k, int64_t heads, int64_t kv_heads) {
+    return Shape{
+        .batch = batch, .seqlen_q = q, .seqlen_k = k, .heads = heads, .kv_heads = kv_heads};
+  };
+  // 88 tiles of 132 multiprocessors would have something to do: twice 132, a third of the keys.
+  expect(shape(1, 512, 1 << 16, 32, 8), 2, 3);
+  expect(shape(1, 200, 1 << 16, 64, 8), 3, 11);  // four turns of 12 tiles an eleventh
+  expect(shape(1, 1024, 1 << 16, 12, 4), 0, 11);
+  expect(shape(16, 17, 1 << 14, 64, 8), 3, 1);  // 128 tiles of 136 rows
+  expect(shape(1, 17, 1 << 12, 32, 8), 2, 16);
+  // Half of the multiprocessors are idle, but the merge takes longer.
+  expect(shape(4, 64, 1 << 10, 16, 16), 0, 1);
+  expect(shape(1, 512, 1 << 12, 32, 8), 0, 1);
 }
 
 TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {
@@ -402,7 +440,7 @@ TEST(FlashSm90PlanTest, ClustersWhereRowsSeeManyKeys) {
   EXPECT_EQ(plan_of(SpecOf(shape)).cluster, 1) << "too few keys";
   shape.seqlen_k = 8192;
   shape.seqlen_q = 130;
-  shape.heads = shape.kv_heads = 100;
+  shape.heads = shape.kv_heads = 66;
   EXPECT_EQ(plan_of(SpecOf(shape)).cluster, 2) << "two tiles";
   shape.seqlen_q = 128;
   shape.heads = shape.kv_heads = 200;

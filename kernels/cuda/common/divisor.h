@@ -5,6 +5,12 @@
 
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define ATTN_HOST_DEVICE __host__ __device__
+#else
+#define ATTN_HOST_DEVICE
+#endif
+
 namespace attn::cuda {
 
 // With l = ceil(log2 d) and m = ceil(2^(31 + l) / d), which fits 32 bits: m d < 2^(31 + l) + 2^l,
@@ -24,13 +30,7 @@ inline Divisor MakeDivisor(uint32_t d) {
 }
 
 // n / d. n: below 2^31.
-#ifdef __CUDACC__
-__host__ __device__ __forceinline__
-#else
-inline
-#endif
-    uint32_t
-    Quotient(uint32_t n, const Divisor& d) {
+ATTN_HOST_DEVICE inline uint32_t Quotient(uint32_t n, const Divisor& d) {
   return static_cast<uint32_t>(uint64_t{n << 1} * d.multiplier >> 32) >> d.shift;
 }
 

@@ -20,23 +20,6 @@ bool SumsRowDot(const AttentionProblem& p) {
   return p.bias || (p.dtype != DType::kFp32 && p.head_dim_v <= kFewValueDims);
 }
 
-KeySplits SplitKeys(const AttentionProblem& p, int64_t tiles, int64_t slots, int64_t enough,
-                    int64_t tile_k, int64_t turn) {
-  // A split of fewer tiles spends its time on the prologue and the merge.
-  constexpr int64_t kMinTiles = 4;
-  int64_t longest = 0;
-  for (const Sequence& s : p.sequences) longest = std::max(longest, s.len_k);
-  const int64_t key_tiles = CeilDiv(longest, tile_k);
-  KeySplits keys{.splits = 1, .split_tiles = static_cast<int>(key_tiles)};
-  if (tiles == 0 || tiles >= enough || key_tiles < 2 * kMinTiles) return keys;
-  const int64_t wanted =
-      std::min({slots / tiles, key_tiles / kMinTiles, static_cast<int64_t>(kMaxSplits)});
-  if (wanted < 2) return keys;
-  keys.split_tiles = static_cast<int>(CeilDiv(CeilDiv(key_tiles, wanted), turn) * turn);
-  keys.splits = static_cast<int>(CeilDiv(key_tiles, keys.split_tiles));
-  return keys;
-}
-
 SplitWorkspace PlanSplitWorkspace(const AttentionProblem& p, int splits) {
   SplitWorkspace w;
   if (splits == 1) return w;

@@ -32,18 +32,6 @@ inline constexpr int64_t kFewValueDims = 32;
 // key; and dbias is ds itself, where nothing averages.
 bool SumsRowDot(const AttentionProblem& p);
 
-// Few rows leave multiprocessors idle: then each walks over a part of the keys, and the parts are
-// merged (merge.h).
-struct KeySplits {
-  int splits = 1;
-  int split_tiles = 0;  // key tiles per split
-};
-// `tiles`: query tiles of all heads and sequences. `slots`: thread blocks that the device runs at a
-// time. `enough`: tiles that need no splitting. A split has a multiple of `turn` tiles of tile_k
-// keys.
-KeySplits SplitKeys(const AttentionProblem& p, int64_t tiles, int64_t slots, int64_t enough,
-                    int64_t tile_k, int64_t turn = 1);
-
 // The loop nest of a forward kernel: a thread block has tile_q queries and walks over tiles of
 // tile_k keys.
 struct ForwardLoops {

@@ -25,6 +25,10 @@ void Rejector::FlashShape(const AttentionProblem& p) {
   HeadDim("head_dim_v", p.head_dim_v);
   Length("seqlen_q", p.seqlen_q);
   Length("seqlen_k", p.seqlen_k);
+  if (p.dtype == DType::kFp16 && p.dropout && p.dropout->threshold == 1) {
+    Add(Reason::kOptionUnsupported,
+        Cat("dropout_p keeps 1 of 65536: its factor, 65536 > 65504, is no FP16 number"));
+  }
   if (!p.block_mask) return;
   MaskBlock("block_q", p.block_mask->block_q);
   MaskBlock("block_k", p.block_mask->block_k);

@@ -73,9 +73,8 @@ class Launcher {
 
   static cudaError_t RunPrepare(const BackwardParams& p, cudaStream_t stream) {
     const int64_t blocks = int64_t{p.prepare_blocks} * p.num_heads * p.sequences.batch;
-    if (blocks == 0) return cudaSuccess;
-    Prepare<T, kHeadDim><<<static_cast<unsigned>(blocks), kPrepareRows * 8, 0, stream>>>(p);
-    return cudaGetLastError();
+    return LaunchKernel<&Prepare<T, kHeadDim>>({.blocks = blocks, .threads = kPrepareRows * 8}, p,
+                                               stream);
   }
 
   template <class Tile, Mode kMode>
@@ -102,9 +101,8 @@ class Launcher {
   static cudaError_t RunFinish(const BackwardParams& p, cudaStream_t stream) {
     using Traits = BackwardOf<Tile, Mode::kPlain>;
     const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
-    if (blocks == 0) return cudaSuccess;
-    Finish<Traits><<<static_cast<unsigned>(blocks), Traits::kThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    return LaunchKernel<&Finish<Traits>>({.blocks = blocks, .threads = Traits::kThreads}, p,
+                                         stream);
   }
 
   template <class Tile>

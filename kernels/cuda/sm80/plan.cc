@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/common/merge.h"
 #include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/sm80/tiles.h"
 
@@ -26,6 +27,27 @@ struct Bytes {
         k_row(p.head_dim * SizeOf(p.dtype)),
         grad(SizeOf(p.out_dtype)) {}
 };
+
+// Few rows leave multiprocessors idle: then each walks over a part of the keys, and the parts are
+// merged (merge.h). `work`: query tiles of all heads and sequences. `slots`: thread blocks that the
+// device runs at a time. `enough`: work that needs no splitting. A split has a multiple of `turn`
+// key tiles.
+void SplitKeys(const AttentionProblem& p, int64_t work, int64_t slots, int64_t enough, int64_t turn,
+               ForwardPlan* plan) {
+  // A split of fewer tiles spends its time on the prologue and the merge.
+  constexpr int64_t kMinTiles = 4;
+  int64_t longest = 0;
+  for (const Sequence& s : p.sequences) longest = std::max(longest, s.len_k);
+  const int64_t key_tiles = CeilDiv(longest, plan->tile_k);
+  plan->splits = 1;
+  plan->split_tiles = static_cast<int>(key_tiles);
+  if (work == 0 || work >= enough || key_tiles < 2 * kMinTiles) return;
+  const int64_t wanted =
+      std::min({slots / work, key_tiles / kMinTiles, static_cast<int64_t>(kMaxSplits)});
+  if (wanted < 2) return;
+  plan->split_tiles = static_cast<int>(CeilDiv(CeilDiv(key_tiles, wanted), turn) * turn);
+  plan->splits = static_cast<int>(CeilDiv(key_tiles, plan->split_tiles));
+}
 
 }  // namespace
 
@@ -74,9 +96,7 @@ ForwardPlan PlanForward(const AttentionProblem& p, const TileInfo& tile,
                              ? int64_t{device.multiprocessors} * tile.decode_busy_blocks * 9 / 10
                              : slots * 4 / 5;
   // Decode's four warps take turns: whole turns for each split.
-  const KeySplits keys = SplitKeys(p, work, slots, enough, plan.tile_k, plan.decode ? 4 : 1);
-  plan.splits = keys.splits;
-  plan.split_tiles = keys.split_tiles;
+  SplitKeys(p, work, slots, enough, plan.decode ? 4 : 1, &plan);
   // By clusters, which there are from 9.0 on. Splits of a head are read side by side anyway.
   plan.lockstep = plan.decode && plan.splits == 1 && plan.tiles == 1 && device.major >= 9 &&
                   p.num_kv_heads % kLockstepHeads == 0;

@@ -146,7 +146,10 @@ __device__ __forceinline__ void Produce(const ForwardParams& p, uint32_t shared,
     if (loads) {
       const int batch = static_cast<int>(w.s.batch);
       const int kv_head = static_cast<int>(Quotient(QueryOf<Traits>(p, w.h), p.by_work_group));
-      if constexpr (kFirstGroups == 1) CopyQueries<Traits>(p, shared, w, queries, 0, leader);
+#pragma unroll
+      for (int group = 0; group < kFirstGroups; ++group) {
+        CopyQueries<Traits>(p, shared, w, queries, group, leader);
+      }
       for (int n = w.first; n >= w.begin; n = NextShown<Traits>(p, w, mask, n - 1)) {
         const int token = static_cast<int>(w.s.k_token) + n * kKeys;
         const uint32_t stage = StageOf<kStages>(tiles), parity = ParityOf<kStages>(tiles) ^ 1;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/common/warp.cuh"
 #include "kernels/cuda/standard/rows.cuh"
 
 namespace attn::cuda::standard {
@@ -32,8 +33,7 @@ __global__ void __launch_bounds__(kThreads) Delta(const __grid_constant__ DeltaP
 #pragma unroll
         for (int e = 0; e < kUnit; ++e) sum = fmaf(x[e], y[e], sum);
       }
-#pragma unroll
-      for (int step = kRowThreads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      sum = WarpReduce<kRowThreads>(sum, SumOp());
       const int64_t at = p.lse0 + b * p.lse_step + h * p.lse_head + i;
       if (lane == 0 && row < p.rows) p.delta[at] = (p.dlse != nullptr ? p.dlse[at] : 0.0f) - sum;
     }
