@@ -98,8 +98,8 @@ struct LongShape {
 };
 
 const LongShape kLongShapes[] = {
-    {"D256Causal", 1, 40, 40, 700, 4160, 200, 8, [](Case& c) { c.causal = true; }},
-    {"D256Gqa", 1, 40, 10, 512, 4097, 256, 16, [](Case& c) { c.numbers = Numbers::kTimes64; }},
+    {"D256Causal", 1, 66, 66, 700, 4160, 200, 8, [](Case& c) { c.causal = true; }},
+    {"D256Gqa", 1, 64, 16, 512, 4097, 256, 16, [](Case& c) { c.numbers = Numbers::kTimes64; }},
     {"D256WindowPadded", 2, 20, 20, 720, 6000, 8, 200,
      [](Case& c) {
        c.lens_q = {700, 100}, c.lens_k = {5990, 4100};  // NaN beyond
@@ -108,9 +108,9 @@ const LongShape kLongShapes[] = {
     {"D192", 1, 54, 54, 500, 4200, 136, 136, [](Case& c) { c.dtype = DType::kFp16; }},
     {"D192TopLeftSinks", 1, 40, 40, 4300, 4200, 8, 136,
      [](Case& c) { c.causal = true, c.alignment = Alignment::kTopLeft, c.sinks = true; }},
-    {"D128Causal", 1, 28, 7, 700, 16400, 104, 8,
+    {"D128Causal", 1, 33, 11, 768, 16400, 104, 8,
      [](Case& c) { c.causal = true, c.numbers = Numbers::kRising; }},
-    {"D128Fp32Out", 1, 28, 28, 768, 16390, 128, 8, [](Case& c) { c.out_fp32 = true; }},
+    {"D128Fp32Out", 1, 33, 33, 768, 16390, 128, 8, [](Case& c) { c.out_fp32 = true; }},
 };
 
 class LongKeysTest : public ::testing::TestWithParam<std::tuple<const Backend*, const LongShape*>> {

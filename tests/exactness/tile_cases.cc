@@ -180,6 +180,36 @@ void AddSplits(Cases& cases) {
   }
 }
 
+// Groups of heads whose queries do not fill a tile each, so that a kernel may put several heads
+// into one: more tiles than multiprocessors, or many keys.
+void AddPackedHeads(Cases& cases) {
+  constexpr int64_t kGroups[] = {2, 4, 8, 12, 16, 32};
+  for (size_t n = 0; n < 3 * std::size(kGroups); ++n) {
+    const int64_t group = kGroups[n / 3];
+    Case& c = cases.Add(17 + static_cast<int64_t>(n * 7) % 40, 150, kDims[(n + n / 3) % 5], 8);
+    c.kv_heads = 2;
+    c.heads = 2 * group;
+    c.batch = 320 / group;
+    c.sinks = n % 2 == 0;
+    if (n % 3 == 1)
+      c.causal = true, c.alignment = group % 8 == 0 ? Alignment::kTopLeft : c.alignment;
+    if (n % 3 == 2) c.window_left = 30, c.window_right = 5;
+    if (n % 4 == 3) c.layout = Layout::kThd;
+    for (int64_t b = 0; n % 4 >= 2 && b < c.batch; ++b) {
+      c.lens_q.push_back(b % 7 == 3 ? 0 : c.seqlen_q - b % 4);
+      c.lens_k.push_back(b % 9 == 4 ? 0 : c.seqlen_k - b * 13 % 100);
+    }
+  }
+  for (int variant = 0; variant < 4; ++variant) {
+    Case& c = cases.Add(30, 3000, variant % 2 == 0 ? 8 : 128, 8);
+    c.kv_heads = 1;
+    c.heads = 4 << variant;
+    c.causal = variant % 2 == 1;
+    c.sinks = variant == 2;
+    if (variant == 3) c.layout = Layout::kThd, c.lens_q = {30, 0, 19}, c.lens_k = {3000, 70, 900};
+  }
+}
+
 // Maxima that rise, or do not, from tile to tile, and differently in neighbouring rows.
 void AddMagnitudes(Cases& cases) {
   for (Numbers numbers : {Numbers::kRising, Numbers::kFalling, Numbers::kCrossing}) {
@@ -224,6 +254,7 @@ std::vector<Case> TileCases() {
   AddHeadDims(cases);
   AddBlockMasks(cases);
   AddSplits(cases);
+  AddPackedHeads(cases);
   AddMagnitudes(cases);
   AddExtremes(cases);
   return cases.Take();

@@ -3,8 +3,9 @@
 
 usage: bench.py [--out DIR] [--pause SECONDS] [--path NAME] [--cells PATTERN...] BENCH...
 BENCH: sweep decode gpt2 block-sparse memory deterministic random sm90-forward sm90-sustained
-sm90-decode, or all. PATTERN: shell pattern over cell names such as bwd_d128_causal_s4096 (sweep,
-sm90-forward), dtype_full (sm90-sustained) or b16_k16384 (decode, sm90-decode).
+sm90-decode sm90-few-queries, or all. PATTERN: shell pattern over cell names such as
+bwd_d128_causal_s4096 (sweep, sm90-forward), dtype_full (sm90-sustained), b16_k16384 (decode,
+sm90-decode) or b16_q64_k4096 (sm90-few-queries).
 Needs torch with CUDA, and ATTN_DEVICE_LIBRARY (libattn_device.so)."""
 
 import argparse
@@ -34,6 +35,7 @@ BENCHES = {
     "sm90-forward": (bench_sm90.forward, "sm90-forward"),
     "sm90-sustained": (bench_sm90.sustained, "sm90-forward-sustained"),
     "sm90-decode": (bench_sm90.decode, "sm90-decode"),
+    "sm90-few-queries": (bench_sm90.few_queries, "sm90-few-queries"),
 }
 
 

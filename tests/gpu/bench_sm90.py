@@ -165,7 +165,7 @@ def sustained_cell(ours, peers):
                 errors=errors)
 
 
-# ---------------------------------------------------------------------------------- decode
+# ---------------------------------------------------------------- decode, and a few queries
 
 REPLAYED_CELL = "b1_k4096"
 REPLAYS, UNROLLED = 200, 50
@@ -204,17 +204,34 @@ def replay_us(graph, calls):
     return times[2] / calls * 1e3
 
 
+def few_queries_cells():
+    """(name, batch, queries, keys): chunks of prompts, drafts to verify."""
+    for batch, keys in ((1, 4096), (1, 65536), (16, 4096), (16, 16384)):
+        for queries in (17, 32, 64, 128, 256, 512):
+            yield f"b{batch}_q{queries}_k{keys}", batch, queries, keys
+
+
 def decode(lib, timer, args):
+    return beside_peers(lib, timer, args, (
+        (name, batch, 1, keys) for name, batch, keys in bench_sweep.decode_cells()))
+
+
+def few_queries(lib, timer, args):
+    return beside_peers(lib, timer, args, few_queries_cells())
+
+
+def beside_peers(lib, timer, args, wanted):
+    """Cells of 32 query and 8 KV heads beside both peers, launched and as graphs."""
     cells = []
-    print(f"{'cell':12} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}")
-    for name, batch, keys in bench_sweep.decode_cells():
+    print(f"{'cell':14} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}")
+    for name, batch, queries, keys in wanted:
         if not measure.selected(name, args.cells):
             continue
-        cell = dict(cell=name, batch=batch, keys=keys, ms={}, gbps={}, modes={})
-        with measure.errors_noted(cell, 12):
+        cell = dict(cell=name, batch=batch, queries=queries, keys=keys, ms={}, gbps={}, modes={})
+        with measure.errors_noted(cell, 14):
             decode_cell(lib, timer, cell, replay=name == REPLAYED_CELL)
             g = cell["gbps"]
-            print(f"{name:12} {cell['path']:>10} {g['ours']:8.0f} "
+            print(f"{name:14} {cell['path']:>10} {g['ours']:8.0f} "
                   f"{bench_sweep.text(g.get('fa2'), '8.0f')} "
                   f"{bench_sweep.text(g.get('cudnn'), '8.0f')}       "
                   f"{cell['ratio_best']:6.3f}  {cell['kernel_id']} "
@@ -226,8 +243,8 @@ def decode(lib, timer, args):
 
 
 def decode_cell(lib, timer, cell, replay):
-    q, k, v, _ = measure.random_tensors(cell["batch"], 1, cell["keys"], HEADS, KV_HEADS, DIM,
-                                        torch.bfloat16, False)
+    q, k, v, _ = measure.random_tensors(cell["batch"], cell["queries"], cell["keys"], HEADS,
+                                        KV_HEADS, DIM, torch.bfloat16, False)
     kv_bytes = 2 * k.numel() * k.element_size()
     hq, hk, hv = measure.heads_first(q, k, v)
     cell["path"], ours, cell["declined"] = chosen(lib, q, k, v)

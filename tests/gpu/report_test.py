@@ -155,6 +155,14 @@ def sm90_decode(ratio=0.98, replay=9.0):
     return dict(meta(), cells=cells)
 
 
+def sm90_few_queries(ratio=0.98):
+    """`ratio`: of the last cell; the others are ahead."""
+    cells = [dict(cell=f"b{b}", batch=b, queries=17, keys=4096, path="flash_sm90", declined=None,
+                  kernel_id="k", ms={"ours": 1.0, "fa2": 1.5, "cudnn": 1.2}) for b in range(24)]
+    cells[-1]["ms"]["cudnn"] = ratio
+    return dict(meta(), cells=cells)
+
+
 def random_calls(calls=900, capability=(9, 0), failures=()):
     cell = dict(calls=calls, kernels={"k": calls}, worst=0.7)
     return dict(meta(), times=6, capability=list(capability), failures=list(failures),
@@ -185,6 +193,7 @@ GOOD = {
     "sm90-forward": {"sm90-forward": sm90_forward()},
     "sm90-forward-sustained": {"sm90-forward-sustained": sm90_sustained()},
     "sm90-decode": {"sm90-decode": sm90_decode()},
+    "sm90-few-queries": {"sm90-few-queries": sm90_few_queries()},
 }
 
 
@@ -363,6 +372,18 @@ class ReportTest(unittest.TestCase):
         self.refused(name, changed(sm90_decode(), lambda r: r["cells"][0].update(keys=1)),
                      "anchors")
         self.refused(name, changed(sm90_decode(), lambda r: r["cells"].pop()), "8 cells")
+
+    def test_sm90_few_queries(self):
+        name = "sm90-few-queries"
+        status, line = self.report(name, {name: sm90_few_queries()})
+        self.assertEqual(status, 0, line)
+        self.assertIn("geometric mean 1.190, least 0.980 (b23), 24 cells", line)
+        status, line = self.report(name, {name: sm90_few_queries(0.96)})
+        self.assertEqual(status, 1)
+        self.assertNotIn("no verdict", line)
+        self.refused(name, changed(sm90_few_queries(), lambda r: r["cells"].pop()), "23 cells")
+        self.refused(name, changed(sm90_few_queries(), lambda r: r["cells"][3]["ms"].pop("fa2")),
+                     "fa2 did not run in b3")
 
     def test_sm90_exactness(self):
         name = "sm90-exactness"

@@ -5,7 +5,8 @@
 #   tests/gpu/run.sh [--bundle DIR] [--build-dir DIR] [--out DIR] [--archive FILE] [--only STEP...]
 # --archive: what lies in --out in the end, as one .tar.xz to carry away.
 # Steps: exactness sanitizers sweep decode gpt2 block-sparse memory deterministic random
-#        sm90-forward sm90-sustained sm90-decode counters sm90-counters end-to-end load build
+#        sm90-forward sm90-sustained sm90-decode sm90-few-queries counters sm90-counters end-to-end
+#        load build
 # Needs: an NVIDIA GPU with its driver; python3 with torch (CUDA) and numpy for the benchmarks, with
 # grpcio for end-to-end and load; ncu (permitted to read counters) for counters; compute-sanitizer for
 # sanitizers. Without --bundle: what deploy/packages.sh installs, and nvcc.
@@ -14,7 +15,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
 all=(exactness sanitizers sweep decode gpt2 block-sparse memory deterministic random sm90-forward
-  sm90-sustained sm90-decode counters sm90-counters end-to-end load build)
+  sm90-sustained sm90-decode sm90-few-queries counters sm90-counters end-to-end load build)
 tests=(matrix probe merge known_inputs large long_sums fixture select)
 bundle="" archive="" build_dir="$root/build-gpu" out="$here/results" steps=()
 
@@ -109,7 +110,7 @@ benches=() others=() background=""
 for step in "${steps[@]}"; do
   case "$step" in
     sweep | decode | gpt2 | block-sparse | memory | deterministic | random) benches+=("$step") ;;
-    sm90-forward | sm90-sustained | sm90-decode) benches+=("$step") ;;
+    sm90-forward | sm90-sustained | sm90-decode | sm90-few-queries) benches+=("$step") ;;
     sanitizers) background=sanitizers ;;
     *) others+=("$step") ;;
   esac

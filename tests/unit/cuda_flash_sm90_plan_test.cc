@@ -267,7 +267,7 @@ TEST(FlashSm90PlanTest, KernelIdsNameTileLimitsOptionsAndSplits) {
   spec = SpecOf({.batch = 1, .seqlen_q = 128, .seqlen_k = 1 << 16, .heads = 8, .kv_heads = 8});
   const ForwardPlan split = PlanOf(spec);
   EXPECT_GE(split.splits, 8);
-  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_split" + std::to_string(split.splits));
+  EXPECT_EQ(Kernel(spec), "sm90_fwd_bf16_d128_q128_split" + std::to_string(split.splits));
 }
 
 TEST(FlashSm90PlanTest, ModeIsTheLeastThatTheCallNeeds) {
@@ -347,9 +347,8 @@ TEST(FlashSm90PlanTest, PacksHeadsOfFewQueries) {
     return PlanOf(spec).pack;
   };
   const auto nothing = [](AttentionSpec&) {};
-  EXPECT_EQ(PlanOf(SpecOf({})).tile_q, 192);
   EXPECT_EQ(pack(17, 32, 8, nothing), 2) << "68 rows of 4 heads";
-  EXPECT_EQ(pack(17, 32, 2, nothing), 3) << "136 rows of 8 heads; 272 of 16 would fill no more";
+  EXPECT_EQ(pack(17, 64, 8, nothing), 3) << "136 rows of 8 heads";
   EXPECT_EQ(pack(36, 64, 1, nothing), 4) << "3 tiles of 16 heads: a warp has 16 rows";
   EXPECT_EQ(pack(17, 24, 8, nothing), 0) << "three heads";
   EXPECT_EQ(pack(17, 48, 8, nothing), 1) << "six heads: three times two";
@@ -373,8 +372,9 @@ TEST(FlashSm90PlanTest, PacksHeadsOfFewQueries) {
 
 // What was fastest on an H200 by far, of every way to pack and split.
 TEST(FlashSm90PlanTest, TilingsFillMultiprocessorsWhereThatPays) {
-  const auto expect = [](const Shape& shape, int pack, int splits) {
+  const auto expect = [](const Shape& shape, int tile_q, int pack, int splits) {
     const ForwardPlan plan = PlanOf(SpecOf(shape));
+    EXPECT_EQ(plan.tile_q, tile_q) << shape.seqlen_q << " x " << shape.seqlen_k;
     EXPECT_EQ(plan.pack, pack) << shape.seqlen_q << " x " << shape.seqlen_k;
     EXPECT_EQ(plan.splits, splits) << shape.seqlen_q << " x " << shape.seqlen_k;
   };
@@ -383,14 +383,16 @@ TEST(FlashSm90PlanTest, TilingsFillMultiprocessorsWhereThatPays) {
         .batch = batch, .seqlen_q = q, .seqlen_k = k, .heads = heads, .kv_heads = kv_heads};
   };
   // 88 tiles of 132 multiprocessors would have something to do: twice 132, a third of the keys.
-  expect(shape(1, 512, 1 << 16, 32, 8), 2, 3);
-  expect(shape(1, 200, 1 << 16, 64, 8), 3, 11);  // four turns of 12 tiles an eleventh
-  expect(shape(1, 1024, 1 << 16, 12, 4), 0, 11);
-  expect(shape(16, 17, 1 << 14, 64, 8), 3, 1);  // 128 tiles of 136 rows
-  expect(shape(1, 17, 1 << 12, 32, 8), 2, 16);
+  expect(shape(1, 512, 1 << 16, 32, 8), 192, 2, 3);
+  expect(shape(1, 200, 1 << 16, 64, 8), 128, 3, 5);  // 520 works of a fifth: four turns
+  expect(shape(16, 17, 1 << 14, 64, 8), 192, 3, 1);  // 128 tiles of 136 rows
+  expect(shape(1, 17, 1 << 12, 32, 8), 128, 2, 16);
+  // 128 narrow tiles, or 256, instead of 96 or 192.
+  expect(shape(1, 512, 1 << 12, 32, 8), 128, 0, 1);
+  expect(shape(1, 1024, 1 << 12, 32, 8), 128, 0, 1);
+  expect(shape(8, 1000, 1000, 16, 16), 192, 0, 1);  // many are of the tile that is faster
   // Half of the multiprocessors are idle, but the merge takes longer.
-  expect(shape(4, 64, 1 << 10, 16, 16), 0, 1);
-  expect(shape(1, 512, 1 << 12, 32, 8), 0, 1);
+  expect(shape(4, 64, 1 << 10, 16, 16), 128, 0, 1);
 }
 
 TEST(FlashSm90PlanTest, CtasAreMultiprocessorsOrLessWork) {

@@ -20,8 +20,8 @@ class Rejector {
   void Add(Reason reason, std::string detail);
 
   // What no tile of a flash path takes: element types other than FP16 and BF16, head dims over 256
-  // or not multiples of 8, lengths that do not fit 32 bits with room for windows, FP16 dropout whose
-  // factor FP16 cannot hold, and mask blocks that are not multiples of 64.
+  // or not multiples of 8, lengths that do not fit 32 bits with room for windows, FP16 dropout
+  // whose factor FP16 cannot hold, and mask blocks that are not multiples of 64.
   void FlashShape(const AttentionProblem& p);
 
   // A kernel that needs more shared memory than the device has.

@@ -1,5 +1,6 @@
 #include "kernels/cuda/sm90/flash_sm90.h"
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/api/text.h"
@@ -105,7 +106,9 @@ class FlashSm90Path final : public DevicePath {
     }
     if (rejections->size() > before) return;
     const Kernels& kernels = KernelsFor(p);
-    reject.SharedMemory(kernels.forward_info[static_cast<int>(ModeOf(p))].shared_bytes, device);
+    reject.SharedMemory(std::max(kernels.forward_info[static_cast<int>(ModeOf(p))].shared_bytes,
+                                 kernels.narrow_info.shared_bytes),
+                        device);
     const int64_t work = PlanForward(p, kernels, device).work;
     if (work > kMaxWork) {
       reject.Add(Reason::kOptionUnsupported,
@@ -119,6 +122,7 @@ class FlashSm90Path final : public DevicePath {
     std::string id = Cat("sm90_fwd_", TileName(p, kernels.head_dim, kernels.head_dim_v));
     if (ModeOf(p) == Mode::kOptions) id += "_options";
     const ForwardPlan plan = PlanForward(p, kernels, device);
+    if (plan.narrow) id += Cat("_q", plan.tile_q);
     if (plan.pack > 0) id += Cat("_pack", 1 << plan.pack);
     if (plan.cluster > 1) id += Cat("_cluster", plan.cluster);
     return plan.splits > 1 ? Cat(id, "_split", plan.splits) : id;
@@ -142,9 +146,13 @@ class FlashSm90Path final : public DevicePath {
     if (plan.work == 0) return absl::OkStatus();
     ForwardParams params = MakeParams(p, tensors, launch, plan);
     if (absl::Status s = EncodeMaps(p, tensors, plan, &params); !s.ok()) return s;
-    if (absl::Status s =
-            ToStatus(kernels.forward(params, ModeOf(p), plan.cluster, plan.ctas, launch.stream),
-                     "flash_sm90 forward");
+    if (absl::Status s = ToStatus(kernels.forward(params,
+                                                  {.mode = ModeOf(p),
+                                                   .narrow = plan.narrow,
+                                                   .packed = plan.pack > 0,
+                                                   .cluster = plan.cluster},
+                                                  plan.ctas, launch.stream),
+                                  "flash_sm90 forward");
         !s.ok() || plan.splits == 1) {
       return s;
     }

@@ -15,17 +15,15 @@ template <DType kType, int kHeadDim, int kHeadDimV>
 class Launcher {
   using T = std::conditional_t<kType == DType::kBf16, __nv_bfloat16, __half>;
   using Table = Tiles<kHeadDim, kHeadDimV>;
-  template <Mode kMode, int kCluster = 1, bool kPacked = false>
-  using ForwardOf = ForwardTraits<
-      T,
-      std::conditional_t<
-          kMode == Mode::kOptions, typename Table::Options,
-          std::conditional_t<kMode == Mode::kFull, typename Table::Full, typename Table::Limited>>,
-      kMode, kCluster, kPacked>;
+  template <Mode kMode>
+  using TileOf = std::conditional_t<
+      kMode == Mode::kOptions, typename Table::Options,
+      std::conditional_t<kMode == Mode::kFull, typename Table::Full, typename Table::Limited>>;
+  static constexpr bool kHasNarrow = !std::is_void_v<typename Table::Narrow>;
 
-  template <Mode kMode, int kCluster = 1, bool kPacked = false>
-  static cudaError_t RunForwardOf(const ForwardParams& p, int ctas, cudaStream_t stream) {
-    using Traits = ForwardOf<kMode, kCluster, kPacked>;
+  template <Mode kMode, class Tile = TileOf<kMode>, int kCluster = 1, bool kPacked = false>
+  static cudaError_t Run(const ForwardParams& p, int ctas, cudaStream_t stream) {
+    using Traits = ForwardTraits<T, Tile, kMode, kCluster, kPacked>;
     return LaunchKernel<&Forward<Traits>>({.blocks = ctas,
                                            .threads = Traits::kThreads,
                                            .shared_bytes = Traits::kSharedBytes,
@@ -33,36 +31,55 @@ class Launcher {
                                           p, stream);
   }
 
-  static cudaError_t RunForward(const ForwardParams& p, Mode mode, int cluster, int ctas,
-                                cudaStream_t stream) {
+  template <Mode kMode, class Tile>
+  static cudaError_t RunPackedOrNot(const ForwardParams& p, bool packed, int ctas,
+                                    cudaStream_t stream) {
+    return packed ? Run<kMode, Tile, 1, true>(p, ctas, stream) : Run<kMode, Tile>(p, ctas, stream);
+  }
+
+  // kFull and kLimited.
+  template <Mode kMode>
+  static cudaError_t RunPlain(const ForwardParams& p, const ForwardKernel& k, int ctas,
+                              cudaStream_t stream) {
     if constexpr (Table::kClusterKeys != kNeverCluster) {
-      if (cluster == kMaxCluster) {
-        return mode == Mode::kFull ? RunForwardOf<Mode::kFull, kMaxCluster>(p, ctas, stream)
-                                   : RunForwardOf<Mode::kLimited, kMaxCluster>(p, ctas, stream);
+      if (k.cluster > 1) return Run<kMode, TileOf<kMode>, kMaxCluster>(p, ctas, stream);
+    }
+    if constexpr (kHasNarrow) {
+      if (k.narrow) {
+        return RunPackedOrNot<kMode, typename Table::Narrow>(p, k.packed, ctas, stream);
       }
     }
-    if (p.pack > 0) {
-      return mode == Mode::kFull ? RunForwardOf<Mode::kFull, 1, true>(p, ctas, stream)
-                                 : RunForwardOf<Mode::kLimited, 1, true>(p, ctas, stream);
-    }
-    switch (mode) {
+    return RunPackedOrNot<kMode, TileOf<kMode>>(p, k.packed, ctas, stream);
+  }
+
+  static cudaError_t RunForward(const ForwardParams& p, const ForwardKernel& k, int ctas,
+                                cudaStream_t stream) {
+    switch (k.mode) {
       case Mode::kFull:
-        return RunForwardOf<Mode::kFull>(p, ctas, stream);
+        return RunPlain<Mode::kFull>(p, k, ctas, stream);
       case Mode::kLimited:
-        return RunForwardOf<Mode::kLimited>(p, ctas, stream);
+        return RunPlain<Mode::kLimited>(p, k, ctas, stream);
       case Mode::kBlocks:
-        return RunForwardOf<Mode::kBlocks>(p, ctas, stream);
+        return Run<Mode::kBlocks>(p, ctas, stream);
       case Mode::kOptions:
         break;
     }
-    return RunForwardOf<Mode::kOptions>(p, ctas, stream);
+    return Run<Mode::kOptions>(p, ctas, stream);
   }
 
-  template <Mode kMode>
+  template <Mode kMode, class Tile = TileOf<kMode>>
   static constexpr ForwardInfo InfoOf() {
-    using Traits = ForwardOf<kMode>;
+    using Traits = ForwardTraits<T, Tile, kMode, 1, false>;
     return {
         .queries = Traits::kQueries, .keys = Traits::kKeys, .shared_bytes = Traits::kSharedBytes};
+  }
+  static constexpr ForwardInfo NarrowInfo() {
+    if constexpr (kHasNarrow) return InfoOf<Mode::kFull, typename Table::Narrow>();
+    return {};
+  }
+  static constexpr double NarrowSlower() {
+    if constexpr (kHasNarrow) return Table::kNarrowSlower;
+    return 1;
   }
 
  public:
@@ -72,6 +89,8 @@ class Launcher {
       .cluster_keys = Table::kClusterKeys,
       .forward_info = {InfoOf<Mode::kFull>(), InfoOf<Mode::kLimited>(), InfoOf<Mode::kBlocks>(),
                        InfoOf<Mode::kOptions>()},
+      .narrow_info = NarrowInfo(),
+      .narrow_slower = NarrowSlower(),
       .forward = &RunForward};
 };
 

@@ -91,14 +91,17 @@ bool TilesAlike(const AttentionProblem& p) { return p.window_right >= kUnlimited
 
 ForwardPlan PlanForward(const AttentionProblem& p, const Kernels& kernels,
                         const DeviceProperties& device) {
-  const ForwardInfo& tile = kernels.forward_info[static_cast<int>(ModeOf(p))];
   const int64_t slots = device.multiprocessors;  // a CTA fills a multiprocessor
   ForwardPlan plan{ChooseTiling(p, kernels, slots)};
+  const ForwardInfo& tile =
+      plan.narrow ? kernels.narrow_info : kernels.forward_info[static_cast<int>(ModeOf(p))];
   plan.tile_q = tile.queries;
   plan.tile_k = tile.keys;
   const int64_t heads = p.num_heads >> plan.pack;
   // Clusters are for long sequences, which fill their tiles.
-  if (plan.splits == 1 && plan.pack == 0 && Clusters(p, kernels, tile)) plan.cluster = kMaxCluster;
+  if (!plan.narrow && plan.splits == 1 && plan.pack == 0 && Clusters(p, kernels, tile)) {
+    plan.cluster = kMaxCluster;
+  }
   plan.tiles = CeilDiv(p.seqlen_q << plan.pack, int64_t{tile.queries} * plan.cluster);
   plan.section = Section(p, heads, device);
   plan.last_section = LastSection(p, plan, slots / plan.cluster);

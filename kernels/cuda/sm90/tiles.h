@@ -30,6 +30,9 @@ inline constexpr int kNeverCluster = 1 << 30;
 // Buffers of queries: those of two works where they fit beside that. From head_dim 192 on, rows
 // have panels of their own: a third buffer of queries at 256 is worth 1%, quick rows 3%.
 // Options: two warpgroups, so that the options find registers.
+// Narrow: 128 queries, for Full and Limited, where the others' number leaves rows or
+// multiprocessors idle (tiling.h); with 128 keys, because two warpgroups of 64 do not hide what a
+// step costs. It takes kNarrowSlower times as long per row and key where there is enough to do.
 // kClusterKeys: where queries see so many keys or more, two CTAs share their tiles (Full, Limited).
 // What crosses from L2 is halved, which limits head_dim 256 and costs power everywhere; but the two
 // wait for each other, and at the diagonal for the rows that see most. At head_dim 256 it gains 1
@@ -43,6 +46,8 @@ struct Tiles<64, 64> {
   using Full = ForwardTile<64, 64, 64, 4, 5, 8, 0>;
   using Limited = ForwardTile<64, 64, 64, 4, 5, 8, 0>;
   using Options = ForwardTile<64, 64, 64, 2, 3, 4, 0>;
+  using Narrow = ForwardTile<64, 64, 128, 2, 4, 4, 0>;
+  static constexpr double kNarrowSlower = 1.3;
 };
 template <>
 struct Tiles<96, 96> {
@@ -50,6 +55,8 @@ struct Tiles<96, 96> {
   using Full = ForwardTile<96, 96, 64, 3, 4, 6, 0>;
   using Limited = ForwardTile<96, 96, 64, 3, 4, 6, 0>;
   using Options = ForwardTile<96, 96, 64, 2, 2, 4, 0>;
+  using Narrow = ForwardTile<96, 96, 128, 2, 2, 4, 0>;
+  static constexpr double kNarrowSlower = 1.1;
 };
 template <>
 struct Tiles<128, 128> {
@@ -57,6 +64,8 @@ struct Tiles<128, 128> {
   using Full = ForwardTile<128, 128, 64, 3, 4, 6, 0>;
   using Limited = ForwardTile<128, 128, 64, 3, 4, 6, 0>;
   using Options = ForwardTile<128, 128, 64, 2, 2, 4, 0>;
+  using Narrow = ForwardTile<128, 128, 128, 2, 2, 4, 0>;
+  static constexpr double kNarrowSlower = 1.05;
 };
 template <>
 struct Tiles<192, 128> {
@@ -64,6 +73,7 @@ struct Tiles<192, 128> {
   using Full = ForwardTile<192, 128, 64, 3, 3, 3, 1>;
   using Limited = ForwardTile<192, 128, 64, 3, 3, 3, 1>;
   using Options = ForwardTile<192, 128, 64, 2, 2, 4, 0>;
+  using Narrow = void;
 };
 template <>
 struct Tiles<192, 192> {
@@ -71,6 +81,7 @@ struct Tiles<192, 192> {
   using Full = ForwardTile<192, 192, 64, 2, 3, 2, 2>;
   using Limited = ForwardTile<192, 192, 64, 2, 3, 2, 2>;
   using Options = ForwardTile<192, 192, 64, 2, 2, 4, 0>;
+  using Narrow = void;
 };
 template <>
 struct Tiles<256, 256> {
@@ -78,6 +89,7 @@ struct Tiles<256, 256> {
   using Full = ForwardTile<256, 256, 64, 2, 2, 2, 2>;
   using Limited = ForwardTile<256, 256, 64, 2, 2, 2, 2>;
   using Options = ForwardTile<256, 256, 64, 2, 2, 2, 2>;
+  using Narrow = void;
 };
 
 }  // namespace attn::cuda::sm90

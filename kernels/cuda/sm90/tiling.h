@@ -1,5 +1,5 @@
-// How flash_sm90 cuts a call into works: whether heads share tiles of queries, and into how many
-// parts the keys are split. Pure.
+// How flash_sm90 cuts a call into works: which tile it takes, whether heads share tiles of queries,
+// and into how many parts the keys are split. Pure.
 #ifndef ATTN_KERNELS_CUDA_SM90_TILING_H_
 #define ATTN_KERNELS_CUDA_SM90_TILING_H_
 
@@ -11,6 +11,7 @@
 namespace attn::cuda::sm90 {
 
 struct Tiling {
+  bool narrow = false;  // the tile of fewer queries
   // 2^pack query heads of a kv head make one: row r of a tile is query r >> pack of head r %
   // 2^pack.
   int pack = 0;
