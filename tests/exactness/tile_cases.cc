@@ -160,6 +160,12 @@ void AddBlockMasks(Cases& cases) {
       if (variant == 2) c.window_left = 70, c.window_right = 10, c.softcap = 2.0f;
     }
   }
+  // More steps for a tile of keys, of all heads of the group, than a kernel looks up at a time.
+  Case& many = cases.Add(4300, 130, 8, 8);
+  many.heads = 32;
+  many.kv_heads = 1;
+  many.block_mask = true;
+  many.block_q = many.block_k = 64;
 }
 
 // Few queries and many keys, whose keys a kernel may split: parts that see nothing, sinks that

@@ -16,16 +16,64 @@
 
 namespace attn::cuda::sm80 {
 
-// The first step from `it` on of which the block mask shows something.
+// What the block mask shows of kMaskSteps steps from `first` on, into shared memory: a bit for each
+// square of a step.
+template <class Traits>
+__device__ __forceinline__ void FillShown(const BackwardParams& p, const BackwardPlace& at,
+                                          int count, int first) {
+  const uint8_t* mask = p.score.block_mask + at.b * p.score.mask_batch;
+#pragma unroll 1
+  for (int word = at.warp; word < Traits::kMaskSteps / 32; word += Traits::kWarps) {
+    const int it = first + word * 32 + at.lane;
+    uint32_t bits = 0;
+    if (it < count) {
+      const int h = at.kv_head * at.group + it / at.m_count;
+      bits = MaskBits<Traits::kBlockM, Traits::kBlockN>(
+          p.score, mask + h * p.score.mask_head, at.s.len_q, at.s.len_k,
+          (at.m_begin + it % at.m_count) * Traits::kBlockM, at.n0);
+    }
+#pragma unroll
+    for (int square = 0; square < Traits::kSquareCount; ++square) {
+      const uint32_t shown = __ballot_sync(~0u, bits >> square & 1);
+      if (at.lane == 0) {
+        ptx::StoreShared(at.shown + (word * Traits::kSquareCount + square) * 4, shown);
+      }
+    }
+  }
+}
+
+// The first of the steps [it, end) of which the block mask shows something; `end`: none. Where
+// kMasked they are among those of FillShown(); otherwise, with dropout or options, it is searched
+// for step by step.
 template <class Traits>
 __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const BackwardPlace& at,
-                                                 int it) {
-  const int count = at.group * at.m_count;
+                                                 int it, int end) {
   BackwardStep step{.it = it, .h = 0, .m0 = 0, .shown = Traits::kSquares};
-  if (p.score.block_mask != nullptr) {
+  if constexpr (Traits::kMasked) {
+    step.shown = 0;
+#pragma unroll 1
+    while (step.it < end && step.shown == 0) {
+      const int bit = step.it % 32;
+      const uint32_t word =
+          at.shown + step.it % Traits::kMaskSteps / 32 * (Traits::kSquareCount * 4);
+      uint32_t squares[Traits::kSquareCount], any = 0;
+#pragma unroll
+      for (int square = 0; square < Traits::kSquareCount; ++square) {
+        squares[square] = ptx::LoadShared(word + square * 4) >> bit;
+        any |= squares[square];
+      }
+      const int ahead = __ffs(any) - 1;
+      step.it += any != 0 ? ahead : 32 - bit;
+#pragma unroll
+      for (int square = 0; any != 0 && square < Traits::kSquareCount; ++square) {
+        step.shown |= (squares[square] >> ahead & 1) << square;
+      }
+    }
+    step.it = min(step.it, end);
+  } else if (p.score.block_mask != nullptr) {
     const uint8_t* mask = p.score.block_mask + at.b * p.score.mask_batch;
     step.it += FindShown(
-        count - it,
+        end - it,
         [&](int ahead) {
           const int h = at.kv_head * at.group + (it + ahead) / at.m_count;
           return MaskBits<Traits::kBlockM, Traits::kBlockN>(
@@ -34,7 +82,7 @@ __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const 
         },
         &step.shown);
   }
-  if (step.it < count) {
+  if (step.it < end) {
     step.h = at.kv_head * at.group + step.it / at.m_count;
     step.m0 = (at.m_begin + step.it % at.m_count) * Traits::kBlockM;
   }
@@ -203,6 +251,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   at.p_tile = at.dout_tiles + Traits::kStages * kBlockM * kVChunks * 16;
   at.ds_tile = at.p_tile + kBlockN * kMChunks * 16;
   at.rows = at.ds_tile + kBlockN * kMChunks * 16;
+  at.shown = at.rows + Traits::kStages * Traits::kRowBytes;
 
   // Queries that see some key of the tile.
   const int n_last = min(at.n0 + kBlockN, at.s.len_k) - 1;
@@ -214,9 +263,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   float dk[Traits::kDkvKeys][Traits::kDkDims][4], dv[Traits::kDkvKeys][Traits::kDvDims][4];
   Clear(dk);
   Clear(dv);
-  const int count = at.m_count * at.group;
-  BackwardStep step = NextStep<Traits>(p, at, 0);
-  if (step.it < count) {
+  const auto walk = [&](int begin, int end) {
+    BackwardStep step = NextStep<Traits>(p, at, begin, end);
+    if (step.it >= end) return;
     const T* k = static_cast<const T*>(p.k) + at.s.batch * p.k_strides.batch +
                  at.kv_head * p.k_strides.head + (at.s.k_token + at.n0) * p.k_strides.token;
     const T* v = static_cast<const T*>(p.v) + at.s.batch * p.v_strides.batch +
@@ -250,14 +299,14 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     const bool draws_first = at.warp < Traits::kWarps / 2;
     Keeps keeps = {};
     if constexpr (Traits::kDropout) keeps = DrawStep<Traits>(p, at, step);
-    for (int round = 0; step.it < count; ++round) {
+    for (int round = 0; step.it < end; ++round) {
       const int stage = round % Traits::kStages;
       const uint32_t q_tile = at.q_tiles + stage * kBlockM * kQkChunks * 16;
       const uint32_t dout_tile = at.dout_tiles + stage * kBlockM * kVChunks * 16;
       ptx::WaitCopies<0>();
       __syncthreads();
-      const BackwardStep next = NextStep<Traits>(p, at, step.it + 1);
-      if (Traits::kStages > 1 && next.it < count) {
+      const BackwardStep next = NextStep<Traits>(p, at, step.it + 1, end);
+      if (Traits::kStages > 1 && next.it < end) {
         FetchQueries<Traits>(p, at, next, (round + 1) % Traits::kStages);
         ptx::CommitCopies();
       }
@@ -285,7 +334,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       StoreTransposed<Traits, false>(at, at.ds_tile, keeps, dp);
       __syncthreads();
       if constexpr (Traits::kDropout) {
-        if (draws_first && next.it < count) keeps = DrawStep<Traits>(p, at, next);
+        if (draws_first && next.it < end) keeps = DrawStep<Traits>(p, at, next);
       }
       MultiplyColumns<T, kMChunks, kVChunks, kBlockM / 16>(
           p_lane, dout_tile + TileOffset<kVChunks>(left_row, left_chunk),
@@ -295,17 +344,28 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
           ds_lane, q_tile + TileOffset<kQkChunks>(left_row, left_chunk),
           d_warp_d * (Traits::kDkDims / 2), dk);
       if constexpr (Traits::kDropout) {
-        if (!draws_first && next.it < count) keeps = DrawStep<Traits>(p, at, next);
+        if (!draws_first && next.it < end) keeps = DrawStep<Traits>(p, at, next);
       }
       if (Traits::kStages == 1) {
         __syncthreads();
-        if (next.it < count) {
+        if (next.it < end) {
           FetchQueries<Traits>(p, at, next, 0);
           ptx::CommitCopies();
         }
       }
       step = next;
     }
+  };
+  const int count = at.m_count * at.group;
+  if constexpr (Traits::kMasked) {
+    for (int begin = 0; begin < count; begin += Traits::kMaskSteps) {
+      __syncthreads();  // the steps before are done
+      FillShown<Traits>(p, at, count, begin);
+      __syncthreads();
+      walk(begin, min(begin + Traits::kMaskSteps, count));
+    }
+  } else {
+    walk(0, count);
   }
   if (p.grads_fp32) {
     WriteKeyRows<Traits>(p, at, p.dk, p.dk_strides, p.head_dim, p.score.scale, dk);

@@ -7,11 +7,13 @@
 
 namespace attn::cuda::sm80 {
 
-// Tile is a BackwardTile of tiles.h.
-template <class T_, class Tile_, Mode kMode>
+// Tile is a BackwardTile of tiles.h. kMasked: for calls with a block mask;
+// kernels for dropout and for options take one too, but look slower for what it shows.
+template <class T_, class Tile_, Mode kMode, bool kMasked_>
 struct BackwardTraits : Tile_ {
   using T = T_;
   static constexpr bool kOptions = kMode == Mode::kOptions, kDropout = kMode == Mode::kDropout;
+  static constexpr bool kMasked = kMasked_;
   static constexpr int kThreads = Tile_::kWarps * 32;
   static constexpr int kQkChunks = Tile_::kHeadDim / 8, kVChunks = Tile_::kHeadDimV / 8;
   static constexpr int kMChunks = Tile_::kBlockM / 8;
@@ -32,9 +34,12 @@ struct BackwardTraits : Tile_ {
        2 * Tile_::kBlockN * Tile_::kBlockM) *
       2;
   static constexpr int kRowBytes = 2 * Tile_::kBlockM * 4;  // lse2 and delta of a step
-  static constexpr int kSharedBytes = kTileBytes + Tile_::kStages * kRowBytes;
-  static constexpr uint32_t kSquares =
-      (uint32_t{1} << (Tile_::kBlockM / kMaskStep) * (Tile_::kBlockN / kMaskStep)) - 1;
+  // Squares of a step for the block mask, and steps of which it is known what it shows.
+  static constexpr int kSquareCount = Tile_::kBlockM / kMaskStep * (Tile_::kBlockN / kMaskStep);
+  static constexpr uint32_t kSquares = (uint32_t{1} << kSquareCount) - 1;
+  static constexpr int kMaskSteps = 1024;
+  static constexpr int kSharedBytes =
+      kTileBytes + Tile_::kStages * kRowBytes + (kMasked ? kMaskSteps / 8 * kSquareCount : 0);
   static_assert(kSQueries % 2 == 0 && kDkDims % 2 == 0 && kDvDims % 2 == 0 && kDqDims % 2 == 0);
   // Of a lane, for a step: one for two query tiles (n8) of a key tile (m16).
   static constexpr int kDraws = kSKeys * kSQueries / 2;
@@ -47,7 +52,8 @@ struct BackwardPlace {
   int b, kv_head, group, n0, warp, lane;
   int m_begin, m_count;  // query tiles that see a key of this tile
   uint32_t k_tile, v_tile, q_tiles, dout_tiles, p_tile, ds_tile;  // shared memory
-  uint32_t rows;  // [stage][lse2 or delta][query], FP32
+  uint32_t rows;   // [stage][lse2 or delta][query], FP32
+  uint32_t shown;  // [word of 32 steps][square], bits
 };
 
 // A step: one query tile of one head.

@@ -26,8 +26,8 @@ class Launcher {
                          std::conditional_t<kMode == Mode::kDropout, typename Table::ForwardDropout,
                                             typename Table::ForwardOptions>>,
       kMode>;
-  template <class Tile, Mode kMode>
-  using BackwardOf = BackwardTraits<T, Tile, kMode>;
+  template <class Tile, Mode kMode, bool kMasked>
+  using BackwardOf = BackwardTraits<T, Tile, kMode, kMasked>;
   template <bool kOptions>
   using DecodeOf = DecodeTraits<T, typename Table::Decode, kOptions>;
   template <bool kRowDot>
@@ -77,9 +77,9 @@ class Launcher {
                                                stream);
   }
 
-  template <class Tile, Mode kMode>
+  template <class Tile, Mode kMode, bool kMasked>
   static cudaError_t RunBackwardOf(const BackwardParams& p, cudaStream_t stream) {
-    using Traits = BackwardOf<Tile, kMode>;
+    using Traits = BackwardOf<Tile, kMode, kMasked>;
     const int64_t blocks = int64_t{p.key_tiles} * p.kv_count * p.batch_count;
     return Run<Traits, &Backward<Traits>>(blocks, p, stream);
   }
@@ -88,18 +88,19 @@ class Launcher {
   static cudaError_t RunBackward(const BackwardParams& p, Mode mode, cudaStream_t stream) {
     switch (mode) {
       case Mode::kPlain:
-        return RunBackwardOf<Tile, Mode::kPlain>(p, stream);
+        return p.score.block_mask != nullptr ? RunBackwardOf<Tile, Mode::kPlain, true>(p, stream)
+                                             : RunBackwardOf<Tile, Mode::kPlain, false>(p, stream);
       case Mode::kDropout:
-        return RunBackwardOf<Tile, Mode::kDropout>(p, stream);
+        return RunBackwardOf<Tile, Mode::kDropout, false>(p, stream);
       case Mode::kOptions:
         break;
     }
-    return RunBackwardOf<Tile, Mode::kOptions>(p, stream);
+    return RunBackwardOf<Tile, Mode::kOptions, false>(p, stream);
   }
 
   template <class Tile>
   static cudaError_t RunFinish(const BackwardParams& p, cudaStream_t stream) {
-    using Traits = BackwardOf<Tile, Mode::kPlain>;
+    using Traits = BackwardOf<Tile, Mode::kPlain, false>;
     const int64_t blocks = int64_t{p.query_tiles} * p.num_heads * p.sequences.batch;
     return LaunchKernel<&Finish<Traits>>({.blocks = blocks, .threads = Traits::kThreads}, p,
                                          stream);
@@ -109,7 +110,7 @@ class Launcher {
   static constexpr BackwardKernels BackwardKernelsOf() {
     return {.queries = Tile::kBlockM,
             .keys = Tile::kBlockN,
-            .shared_bytes = BackwardOf<Tile, Mode::kPlain>::kSharedBytes,
+            .shared_bytes = BackwardOf<Tile, Mode::kPlain, true>::kSharedBytes,
             .backward = &RunBackward<Tile>,
             .finish = &RunFinish<Tile>};
   }
