@@ -128,6 +128,17 @@ void AddManyTiles(Cases& cases) {
   window.window_right = 40;
 }
 
+// One key: a thread block's tiles of queries follow each other as fast as can be, so that the rows
+// of one are still on their way when those of the next are.
+void AddShortWorks(Cases& cases) {
+  for (int64_t dim : {64, 128, 192, 256}) {
+    Case& c = cases.Add(384, 1, 8, dim);
+    c.heads = 256;
+    c.kv_heads = dim == 128 ? 4 : 256;
+    c.out_fp32 = false;
+  }
+}
+
 // Head dims that a tile holds with room to spare, with values narrower and wider than keys.
 void AddHeadDims(Cases& cases) {
   constexpr int64_t kDimsV[][3] = {{72, 40, 120},   {88, 96, 160},   {104, 72, 136},
@@ -257,6 +268,7 @@ std::vector<Case> TileCases() {
   AddWindows(cases);
   AddUnevenBatches(cases);
   AddManyTiles(cases);
+  AddShortWorks(cases);
   AddHeadDims(cases);
   AddBlockMasks(cases);
   AddSplits(cases);

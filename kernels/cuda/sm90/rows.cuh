@@ -73,6 +73,15 @@ __device__ __forceinline__ bool RowsAreStaged(const ForwardParams& p, const Work
   return __shfl_sync(~0u, staged, 0);
 }
 
+// How many stores may still read when rows of panel `panel` are written to its buffer: those behind
+// the last one from that buffer, which for the first panels was the work before's. Panels go to
+// buffers in turn, from the first again in each work.
+template <class Traits>
+__device__ constexpr int StoresBehind(int panel) {
+  constexpr int kBuffers = Traits::kRowPanels, kPanels = Traits::kPanelsV;
+  return panel < kBuffers ? (kPanels - 1 - panel) % kBuffers + panel : kBuffers - 1;
+}
+
 // Of the warp's 16 rows, writes columns of panels [kBegin, kEnd) by TMA, through the buffer of
 // their queries or kRowPanels panels. Products may be in flight meanwhile.
 template <class Traits, int kBegin, int kEnd>
@@ -93,7 +102,11 @@ __device__ __forceinline__ void WriteStagedRows(const ForwardParams& p, const Wo
   for (int panel = kBegin; panel < kEnd; ++panel) {
     const int buffer = panel % kBuffers * kPanelBytes;
     if constexpr (!kInQueries) {
-      ptx::WaitStoresRead<kBuffers - 1>();
+      if (StoresBehind<Traits>(panel) == 0) {
+        ptx::WaitStoresRead<0>();
+      } else {
+        ptx::WaitStoresRead<1>();
+      }
       __syncwarp();
     }
 #pragma unroll
