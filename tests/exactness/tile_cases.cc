@@ -268,13 +268,13 @@ std::vector<Case> TileCases() {
   AddWindows(cases);
   AddUnevenBatches(cases);
   AddManyTiles(cases);
-  AddShortWorks(cases);
   AddHeadDims(cases);
   AddBlockMasks(cases);
   AddSplits(cases);
   AddPackedHeads(cases);
   AddMagnitudes(cases);
   AddExtremes(cases);
+  AddShortWorks(cases);
   return cases.Take();
 }
 
