@@ -108,7 +108,7 @@ const LongShape kLongShapes[] = {
     {"D192", 1, 54, 54, 500, 4200, 136, 136, [](Case& c) { c.dtype = DType::kFp16; }},
     {"D192TopLeftSinks", 1, 40, 40, 4300, 4200, 8, 136,
      [](Case& c) { c.causal = true, c.alignment = Alignment::kTopLeft, c.sinks = true; }},
-    {"D128Causal", 1, 33, 11, 768, 16400, 104, 8,
+    {"D128Causal", 1, 63, 21, 700, 16400, 104, 8,
      [](Case& c) { c.causal = true, c.numbers = Numbers::kRising; }},
     {"D128Fp32Out", 1, 33, 33, 768, 16390, 128, 8, [](Case& c) { c.out_fp32 = true; }},
 };

@@ -370,7 +370,7 @@ TEST(FlashSm90PlanTest, PacksHeadsOfFewQueries) {
             queries + keys * 4);
 }
 
-// What was fastest on an H200 by far, of every way to pack and split.
+// The model's choices, of shapes like those where an H200 showed that they pay.
 TEST(FlashSm90PlanTest, TilingsFillMultiprocessorsWhereThatPays) {
   const auto expect = [](const Shape& shape, int tile_q, int pack, int splits) {
     const ForwardPlan plan = PlanOf(SpecOf(shape));
