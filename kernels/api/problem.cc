@@ -123,6 +123,11 @@ int64_t DbiasElements(const AttentionProblem& p) {
   return p.bias ? p.bias->batch * p.bias->heads * p.bias->rows * p.bias->cols : 0;
 }
 
+bool SumsRowDot(const AttentionProblem& p) {
+  constexpr int64_t kFewValueDims = 32;
+  return p.bias || (p.dtype != DType::kFp32 && p.head_dim_v <= kFewValueDims);
+}
+
 absl::Status ValidateContents(const AttentionProblem& p) {
   if (p.bias && p.bias->data != nullptr) {
     if (absl::Status status = CheckBias(p); !status.ok()) return status;

@@ -152,6 +152,13 @@ int64_t DkElements(const AttentionProblem& p);
 int64_t DvElements(const AttentionProblem& p);
 int64_t DbiasElements(const AttentionProblem& p);  // 0 without bias
 
+// Whether backward sums row_dot_i = sum_j P_ij dP_ij (with dropout: of what is kept) itself, and
+// does not make it of out and dout. out has its own rounding in it, on some paths that of P too, of
+// which the exactness rule grants gradients nothing. In row_dot it averages out over the dims of
+// values; but over a few of them it need not, where few queries see a key, and dbias is ds itself,
+// where nothing averages.
+bool SumsRowDot(const AttentionProblem& p);
+
 // Checks the contents of option tensors: bias has no NaN or +inf; ALiBi slopes are finite; sinks
 // are finite or -inf; block mask entries are 0 or 1. Null data passes. Errors: INVALID_ARGUMENT,
 // naming the tensor, the index and the value.

@@ -53,7 +53,8 @@ struct Call {
   }
 };
 
-// Per tile of rows: delta, and zeros in every dq sum and in dq's padding.
+// Per tile of rows: delta, of which row_dot is left out where SumsRowDot(), and zeros in every dq
+// sum and in dq's padding.
 class RowsWorker {
  public:
   explicit RowsWorker(const Call& call) : call_(call), traffic_(call.counters) {}
@@ -61,7 +62,7 @@ class RowsWorker {
   void Prepare(const ForwardTile& tile) {
     const AttentionProblem& p = call_.p;
     const Sequence& s = p.sequences[tile.batch];
-    alignas(64) float out[kMaxHeadDim], dout[kMaxHeadDim];
+    const bool own_row_dot = SumsRowDot(p);
     for (int64_t r = tile.row; r < tile.row + tile.rows; ++r) {
       const int64_t i = r / p.group(), h = tile.kv_head * p.group() + r % p.group();
       const int64_t dq_at = call_.DqAt(tile.batch, i, h);
@@ -72,13 +73,7 @@ class RowsWorker {
       for (int64_t chunk = 0; chunk < call_.plan.chunks; ++chunk) {
         StoreZeros(traffic_, p.head_dim, DType::kFp32, call_.DqSum(chunk, dq_at));
       }
-      const int64_t out_at = Call::RowAt(p.bwd_out, tile.batch, s.q_token + i, h);
-      const int64_t dout_at = Call::RowAt(p.bwd_dout, tile.batch, s.q_token + i, h);
-      LoadRow(traffic_, ElementAt(call_.t.out, p.bwd_out_dtype, out_at), p.bwd_out_dtype,
-              p.head_dim_v, out);
-      LoadRow(traffic_, ElementAt(call_.t.dout, p.bwd_dout_dtype, dout_at), p.bwd_dout_dtype,
-              p.head_dim_v, dout);
-      float delta = DotRow(out, dout, p.head_dim_v);
+      float delta = own_row_dot ? 0.0f : RowDot(tile.batch, s.q_token + i, h);
       const int64_t lse_at = p.LseOffset(tile.batch, h) + i;
       if (call_.t.dlse != nullptr) delta -= LoadValue(traffic_, call_.t.dlse + lse_at);
       StoreValue(traffic_, delta, call_.delta + lse_at);
@@ -122,6 +117,18 @@ class RowsWorker {
   }
 
  private:
+  // row_dot of out and dout.
+  float RowDot(int64_t b, int64_t token, int64_t h) {
+    const AttentionProblem& p = call_.p;
+    alignas(64) float out[kMaxHeadDim], dout[kMaxHeadDim];
+    LoadRow(traffic_, ElementAt(call_.t.out, p.bwd_out_dtype, Call::RowAt(p.bwd_out, b, token, h)),
+            p.bwd_out_dtype, p.head_dim_v, out);
+    LoadRow(traffic_,
+            ElementAt(call_.t.dout, p.bwd_dout_dtype, Call::RowAt(p.bwd_dout, b, token, h)),
+            p.bwd_dout_dtype, p.head_dim_v, dout);
+    return DotRow(out, dout, p.head_dim_v);
+  }
+
   const Call& call_;
   TrafficCount traffic_;
 };
@@ -156,7 +163,8 @@ struct Buffers {
   }
 };
 
-// dk, dv, a share of dq, and dbias, span of keys by span of keys.
+// dk, dv, a share of dq, and dbias, span of keys by span of keys; and row_dot, where that is
+// summed.
 class SpanWorker {
  public:
   SpanWorker(const Call& call, StopFlag& stop)
@@ -173,8 +181,7 @@ class SpanWorker {
     batch_ = batch;
     kv_head_ = kv_head;
     chunk_ = chunk;
-    span_ = {begin, std::min(end, s.len_k)};
-    keys_loaded_ = false;
+    OpenSpan(begin, end);
     if (span_.begin < span_.end) {
       const KeyRange rows = RowsThatSee(p_, s, span_.begin, span_.end);
       for (int64_t row = rows.begin; row < rows.end; row += kPanelRows) {
@@ -185,21 +192,62 @@ class SpanWorker {
     StoreKeyGradients(begin, end);
   }
 
+  // Adds row_dot, summed from P and dP, to delta of the tile's rows.
+  void AddRowDots(const ForwardTile& tile) {
+    batch_ = tile.batch;
+    kv_head_ = tile.kv_head;
+    for (int64_t i = 0; i < tile.panels(); ++i) {
+      panel_.Init(p_, batch_, kv_head_, tile.row + i * kPanelRows, tile.panel_rows(i), traffic_);
+      bool loaded = false;
+      const int64_t end = panel_.keys().end;
+      for (int64_t at = panel_.keys().begin / kKeySpan * kKeySpan; at < end; at += kKeySpan) {
+        if (stop_.ShouldStop()) return;
+        OpenSpan(at, at + kKeySpan);
+        ForTiles([&](const KeyRange& range) {
+          if (!loaded) LoadPanel();
+          loaded = true;
+          ScoreTiles(range);
+          RowDotTile(range.end - range.begin, panel_.cols(), p_.dropout ? buffers_.keep : nullptr,
+                     buffers_.s, buffers_.ds, buffers_.delta);
+        });
+      }
+      for (int64_t c = 0; loaded && c < panel_.count(); ++c) {
+        StoreValue(traffic_, buffers_.delta[c],
+                   call_.delta + p_.LseOffset(batch_, panel_.head(c)) + panel_.query(c));
+      }
+    }
+  }
+
  private:
-  void RunPanel(int64_t row, int64_t count) {
-    panel_.Init(p_, batch_, kv_head_, row, count, traffic_);
+  void OpenSpan(int64_t begin, int64_t end) {
+    span_ = {begin, std::min(end, p_.sequences[batch_].len_k)};
+    keys_loaded_ = gradients_cleared_ = false;
+  }
+
+  // Calls body(range) for each tile of the span's keys of which the panel sees something, with the
+  // keys loaded.
+  template <class Body>
+  void ForTiles(const Body& body) {
     const KeyRange seen = {std::max(panel_.keys().begin, span_.begin),
                            std::min(panel_.keys().end, span_.end)};
     const int64_t step = KeyTileOf(p_);
-    bool loaded = false;
     for (int64_t base = seen.begin / step * step; base < seen.end; base += step) {
       const KeyRange range = {std::max(base, seen.begin), std::min(base + step, seen.end)};
       if (!panel_.LoadBlockMask(range.begin, traffic_)) continue;
       if (!keys_loaded_) LoadKeys();
+      body(range);
+    }
+  }
+
+  void RunPanel(int64_t row, int64_t count) {
+    panel_.Init(p_, batch_, kv_head_, row, count, traffic_);
+    bool loaded = false;
+    ForTiles([&](const KeyRange& range) {
+      if (!gradients_cleared_) ClearKeyGradients();
       if (!loaded) LoadPanel();
       RunTile(range, /*first=*/!loaded);
       loaded = true;
-    }
+    });
     if (!loaded) return;
     for (int64_t c = 0; c < panel_.count(); ++c) {
       AccumulateRow(traffic_, buffers_.dq + c * d_, p_.softmax_scale, p_.head_dim,
@@ -224,9 +272,14 @@ class SpanWorker {
       LoadPadded(call_.t.v, p_.dtype, Call::RowAt(p_.v, batch_, token, kv_head_), p_.head_dim_v,
                  dv_, buffers_.v + j * dv_);
     }
+    keys_loaded_ = true;
+  }
+
+  void ClearKeyGradients() {
+    const int64_t rows = span_.end - span_.begin;
     std::memset(buffers_.dk, 0, Bytes(rows * d_));
     std::memset(buffers_.dv, 0, Bytes(rows * dv_));
-    keys_loaded_ = true;
+    gradients_cleared_ = true;
   }
 
   // q and dout, as they are and transposed; lse; delta.
@@ -263,23 +316,30 @@ class SpanWorker {
     TransposeTile(buffers_.dout, dv_, cols, p_.head_dim_v, buffers_.dout_t, cols);
   }
 
+  // P and dP of one tile, and what dropout keeps.
+  void ScoreTiles(const KeyRange& range) {
+    const int64_t keys = range.end - range.begin, cols = panel_.cols();
+    const int64_t row = range.begin - span_.begin;
+    float *s = buffers_.s, *ds = buffers_.ds;
+    Gemm(keys, cols, p_.head_dim, {buffers_.k + row * d_, d_, 1}, buffers_.q_t, cols, s, cols,
+         GemmOutput::kStore);
+    panel_.AddScoreTerms(range.begin, keys, s, p_.softcap > 0 ? buffers_.grad : nullptr,
+                         buffers_.rows, buffers_.bias, traffic_);
+    ProbabilityTile(keys, cols, buffers_.lse2, buffers_.lse2_low, s);
+    Gemm(keys, cols, p_.head_dim_v, {buffers_.v + row * dv_, dv_, 1}, buffers_.dout_t, cols, ds,
+         cols, GemmOutput::kStore);
+    if (p_.dropout) panel_.Dropout(range.begin, keys, buffers_.keep);
+  }
+
   // The five products of one tile of scores. first: the first tile of this panel in this span.
   void RunTile(const KeyRange& range, bool first) {
     const int64_t keys = range.end - range.begin, cols = panel_.cols(), count = panel_.count();
     const int64_t row = range.begin - span_.begin;
     float *s = buffers_.s, *ds = buffers_.ds;
-    const bool capped = p_.softcap > 0;
-    Gemm(keys, cols, p_.head_dim, {buffers_.k + row * d_, d_, 1}, buffers_.q_t, cols, s, cols,
-         GemmOutput::kStore);
-    panel_.AddScoreTerms(range.begin, keys, s, capped ? buffers_.grad : nullptr, buffers_.rows,
-                         buffers_.bias, traffic_);
-    ProbabilityTile(keys, cols, buffers_.lse2, buffers_.lse2_low, s);
-    Gemm(keys, cols, p_.head_dim_v, {buffers_.v + row * dv_, dv_, 1}, buffers_.dout_t, cols, ds,
-         cols, GemmOutput::kStore);
-    if (p_.dropout) panel_.Dropout(range.begin, keys, buffers_.keep);
+    ScoreTiles(range);
     ScoreGradientTile(keys, cols, buffers_.delta, p_.dropout ? buffers_.keep : nullptr, s, ds);
     if (p_.bias) AddDbias(range.begin, keys);
-    if (capped) MultiplyTile(keys, cols, buffers_.grad, ds);
+    if (p_.softcap > 0) MultiplyTile(keys, cols, buffers_.grad, ds);
     Gemm(keys, dv_, count, {s, cols, 1}, buffers_.dout, dv_, buffers_.dv + row * dv_, dv_,
          GemmOutput::kAdd);
     Gemm(keys, d_, count, {ds, cols, 1}, buffers_.q, d_, buffers_.dk + row * d_, d_,
@@ -301,7 +361,7 @@ class SpanWorker {
       const int64_t at = call_.KeyToken(batch_, j) * p_.num_kv_heads + kv_head_;
       std::byte* dk = ElementAt(call_.t.dk, p_.out_dtype, at * p_.head_dim);
       std::byte* dv = ElementAt(call_.t.dv, p_.out_dtype, at * p_.head_dim_v);
-      if (!keys_loaded_ || j >= span_.end) {
+      if (!gradients_cleared_ || j >= span_.end) {
         StoreZeros(traffic_, p_.head_dim, p_.out_dtype, dk);
         StoreZeros(traffic_, p_.head_dim_v, p_.out_dtype, dv);
         continue;
@@ -321,8 +381,8 @@ class SpanWorker {
   Buffers buffers_;
   Panel panel_;
   int64_t batch_ = 0, kv_head_ = 0, chunk_ = 0;
-  KeyRange span_;  // its valid keys
-  bool keys_loaded_ = false;
+  KeyRange span_;                                         // its valid keys
+  bool keys_loaded_ = false, gradients_cleared_ = false;  // of the span
 };
 
 // All spans of one chunk of one group.
@@ -383,6 +443,11 @@ absl::Status RunFlashBackward(const AttentionProblem& p, const BackwardTensors& 
     });
   };
   for_rows(&RowsWorker::Prepare);
+  if (SumsRowDot(p)) {
+    pool->ParallelFor(rows.total_tiles, [&](int64_t number, int) {
+      if (!stop.ShouldStop()) SpanWorker(call, stop).AddRowDots(rows.Tile(p, number));
+    });
+  }
   if (p.bias) {
     constexpr int64_t kPiece = int64_t{1} << 18;
     const int64_t floats = DbiasElements(p);

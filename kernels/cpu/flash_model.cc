@@ -162,6 +162,33 @@ Bytes BackwardSpanBytes(const AttentionProblem& p, const Sizes& z, int64_t batch
   return bytes;
 }
 
+// The sums of row_dot from P and dP: q, dout, lse and delta of each panel, its keys, delta again.
+Bytes RowDotBytes(const AttentionProblem& p, const Sizes& z, int64_t batch, int64_t kv_head) {
+  const Sequence& s = p.sequences[batch];
+  const int64_t valid = s.len_q * p.group();
+  Bytes bytes;
+  for (int64_t row = 0; row < valid; row += kPanelRows) {
+    const int64_t count = std::min(kPanelRows, valid - row);
+    const KeyRange keys = KeysOfRows(p, s, row, count);
+    bytes.loaded += PanelInitBytes(p, count);
+    bool loaded = false;
+    for (int64_t begin = keys.begin / kKeySpan * kKeySpan; begin < keys.end; begin += kKeySpan) {
+      const KeyRange span = {begin, std::min(begin + kKeySpan, s.len_k)};
+      bool any = false;
+      ForKeyTiles(p, Intersect(keys, span), [&](const KeyRange& range) {
+        bytes.loaded += BlockMaskBytes(p, row, count);
+        if (!BlockMaskShows(p, batch, kv_head, row, count, range.begin)) return;
+        any = true;
+        bytes.loaded += count * Length(range) * z.bias;
+      });
+      if (any) bytes.loaded += Length(span) * (z.d + z.dv) * z.in;
+      loaded |= any;
+    }
+    if (loaded) bytes += {count * (z.d * z.in + z.dv * z.bwd_dout + 8), count * 4};
+  }
+  return bytes;
+}
+
 Bytes BackwardHeadBytes(const AttentionProblem& p, const BackwardPlan& plan, bool dlse,
                         int64_t batch, int64_t kv_head) {
   const Sizes z(p);
@@ -169,7 +196,12 @@ Bytes BackwardHeadBytes(const AttentionProblem& p, const BackwardPlan& plan, boo
   const int64_t valid = s.len_q * p.group(), padding = (s.rows_q - s.len_q) * p.group();
   Bytes bytes;
   // Preparation.
-  bytes.loaded += valid * (z.dv * (z.bwd_out + z.bwd_dout) + (dlse ? 4 : 0));
+  bytes.loaded += valid * (dlse ? 4 : 0);
+  if (SumsRowDot(p)) {
+    bytes += RowDotBytes(p, z, batch, kv_head);
+  } else {
+    bytes.loaded += valid * z.dv * (z.bwd_out + z.bwd_dout);
+  }
   bytes.stored += valid * (plan.chunks * 4 * z.d + 4) + padding * z.d * z.out;
   for (int64_t begin = 0; begin < s.rows_k; begin += kKeySpan) {
     const KeyRange span = {begin, std::min({begin + kKeySpan, s.len_k})};

@@ -262,6 +262,28 @@ void ProbabilityTileSimd(int64_t keys, int64_t cols, const float* lse2, const fl
   });
 }
 
+void RowDotTileSimd(int64_t keys, int64_t cols, const float* keep, const float* p, const float* dp,
+                    float* row_dot) {
+  const D d;
+  ForColumns<4>(cols, [&](int64_t c, auto wide) HWY_ATTR {
+    constexpr int kWide = decltype(wide)::value;
+    V sum[kWide];
+    for (int v = 0; v < kWide; ++v) sum[v] = hn::Zero(d);
+    for (int64_t j = 0; j < keys; ++j) {
+      for (int v = 0; v < kWide; ++v) {
+        const int64_t at = j * cols + c + v * kLanes;
+        V dp_v = hn::LoadU(d, dp + at);
+        if (keep != nullptr) dp_v = hn::Mul(dp_v, hn::LoadU(d, keep + at));
+        sum[v] = hn::MulAdd(hn::LoadU(d, p + at), dp_v, sum[v]);
+      }
+    }
+    for (int v = 0; v < kWide; ++v) {
+      float* to = row_dot + c + v * kLanes;
+      hn::StoreU(hn::Add(hn::LoadU(d, to), sum[v]), d, to);
+    }
+  });
+}
+
 void ScoreGradientTileSimd(int64_t keys, int64_t cols, const float* delta, const float* keep,
                            float* p, float* dp) {
   const D d;
@@ -303,6 +325,7 @@ ATTN_SIMD_TABLE(MergeColumnsSimd);
 ATTN_SIMD_TABLE(DropoutTileSimd);
 ATTN_SIMD_TABLE(MultiplyTileSimd);
 ATTN_SIMD_TABLE(ProbabilityTileSimd);
+ATTN_SIMD_TABLE(RowDotTileSimd);
 ATTN_SIMD_TABLE(ScoreGradientTileSimd);
 }  // namespace
 
@@ -336,6 +359,10 @@ void MultiplyTile(int64_t keys, int64_t cols, const float* y, float* x) {
 void ProbabilityTile(int64_t keys, int64_t cols, const float* lse2, const float* lse2_low,
                      float* s) {
   kProbabilityTileSimdTable.Get()(keys, cols, lse2, lse2_low, s);
+}
+void RowDotTile(int64_t keys, int64_t cols, const float* keep, const float* p, const float* dp,
+                float* row_dot) {
+  kRowDotTileSimdTable.Get()(keys, cols, keep, p, dp, row_dot);
 }
 void ScoreGradientTile(int64_t keys, int64_t cols, const float* delta, const float* keep, float* p,
                        float* dp) {

@@ -56,6 +56,10 @@ void MultiplyTile(int64_t keys, int64_t cols, const float* y, float* x);
 void ProbabilityTile(int64_t keys, int64_t cols, const float* lse2, const float* lse2_low,
                      float* s);
 
+// row_dot[c] += Σ_j p∘dp; with keep (not null): Σ_j p∘keep∘dp.
+void RowDotTile(int64_t keys, int64_t cols, const float* keep, const float* p, const float* dp,
+                float* row_dot);
+
 // The gradient of the scores: dp becomes p∘(dp − delta[c]). With keep (not null): p∘(keep∘dp −
 // delta[c]), and p becomes keep∘p, which dv needs.
 void ScoreGradientTile(int64_t keys, int64_t cols, const float* delta, const float* keep, float* p,

@@ -22,11 +22,26 @@ struct Call {
   StopFlag stop;
 };
 
+// row_dot of out and dout.
 double RowDot(const Rows& a, const Rows& b, int64_t i, float* scratch, TrafficCount& count) {
   const Tile x = LoadTile(a, i, 1, scratch, count);
   const Tile y = LoadTile(b, i, 1, scratch + a.dim, count);
   double sum = 0.0;
   for (int64_t d = 0; d < a.dim; ++d) sum += static_cast<double>(x.data[d]) * y.data[d];
+  return sum;
+}
+
+// The same of p and dp [n], after dropout. An entry whose p is 0 adds nothing, whatever its dp.
+double RowDot(int64_t n, const float* keep, const float* p_row, const float* dp_row) {
+  constexpr int64_t kParts = 8;  // sums side by side: one waits for its own last addition
+  double parts[kParts] = {};
+  for (int64_t j = 0; j < n; ++j) {
+    const double kept = keep == nullptr ? 1.0 : keep[j];
+    const double p = p_row[j];
+    parts[j % kParts] += p == 0.0 ? 0.0 : p * kept * dp_row[j];
+  }
+  double sum = 0.0;
+  for (const double part : parts) sum += part;
   return sum;
 }
 
@@ -56,6 +71,7 @@ double RowPass(Call& call, int64_t b, int64_t h, const Slot& slot, TrafficCount&
   const HeadScores head(p, b, h, slot, count);
   const int64_t lse_at = p.LseOffset(b, h);
   const bool own_dbias = p.bias && !call.dbias_shared;
+  const bool own_row_dot = SumsRowDot(p);
   float* cap_row = p.softcap > 0 ? slot.cap_row : nullptr;
   double dsink = 0.0;
   for (int64_t i = 0; i < s.len_q; ++i) {
@@ -63,9 +79,9 @@ double RowPass(Call& call, int64_t b, int64_t h, const Slot& slot, TrafficCount&
     float* p_row = slot.scores[0] + i * stride;
     float* ds_row = slot.scores[1] + i * stride;
     const float lse = LoadValue(count, call.tensors.lse + lse_at + i);
-    const double dlse =
+    double delta =
         call.tensors.dlse == nullptr ? 0.0 : LoadValue(count, call.tensors.dlse + lse_at + i);
-    const double delta = dlse - RowDot(dout, out, i, slot.left, count);
+    if (!own_row_dot) delta -= RowDot(dout, out, i, slot.left, count);
     count.Load(2 * m * 4);
     head.Apply(i, p_row, cap_row, count);
     if (lse == kNegInf) {  // no visible key: exp(s - lse) must not be evaluated
@@ -73,7 +89,9 @@ double RowPass(Call& call, int64_t b, int64_t h, const Slot& slot, TrafficCount&
       std::fill_n(ds_row, m, 0.0f);
     } else {
       ExpRow(lse, m, p_row);
-      GradientRow(m, static_cast<float>(delta), head.Keep(i), p_row, ds_row);
+      const float* keep = head.Keep(i);
+      if (own_row_dot) delta -= RowDot(m, keep, p_row, ds_row);
+      GradientRow(m, static_cast<float>(delta), keep, p_row, ds_row);
       dsink += std::exp(static_cast<double>(head.sink()) - lse) * delta;
     }
     if (own_dbias) {

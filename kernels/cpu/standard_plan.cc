@@ -78,9 +78,11 @@ Bytes BackwardHead(const AttentionProblem& p, const Sequence& s) {
   };
   add(ScoreProduct(n, m, p.head_dim, size, size));
   add(ScoreProduct(n, m, p.head_dim_v, dout_size, size));
-  // The row pass: S and dP in, P and dS out; out, dout, lse and dlse of each row.
-  const Wide row =
-      Wide{p.head_dim_v} * (SizeOf(p.bwd_out_dtype) + dout_size) + 4 + (p.has_dlse ? 4 : 0);
+  // The row pass: S and dP in, P and dS out; out and dout, if row_dot is made of them, lse and dlse
+  // of each row.
+  const Wide row_dot =
+      SumsRowDot(p) ? 0 : Wide{p.head_dim_v} * (SizeOf(p.bwd_out_dtype) + dout_size);
+  const Wide row = row_dot + 4 + (p.has_dlse ? 4 : 0);
   add({2 * matrix + Wide{n} * row + RowOptionBytes(p, s), 2 * matrix});
   if (p.bias) {
     if (!DbiasIsShared(p)) {

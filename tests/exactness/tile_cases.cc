@@ -139,6 +139,20 @@ void AddShortWorks(Cases& cases) {
   }
 }
 
+// dbias where it would show what the rounding of out did to row_dot: by up to twice its bound with
+// these numbers.
+void AddRowDots(Cases& cases) {
+  for (int64_t queries : {201, 207, 212, 216}) {
+    Case& c = cases.Add(queries, 400, 200, 8);
+    c.dtype = DType::kFp16;
+    c.out_fp32 = false;
+    c.numbers = Numbers::kRising;
+    c.dropout = 0.999f;
+    c.bias = BiasShape::kFull;
+    c.seed = 39928 + queries;
+  }
+}
+
 // Head dims that a tile holds with room to spare, with values narrower and wider than keys.
 void AddHeadDims(Cases& cases) {
   constexpr int64_t kDimsV[][3] = {{72, 40, 120},   {88, 96, 160},   {104, 72, 136},
@@ -275,6 +289,7 @@ std::vector<Case> TileCases() {
   AddMagnitudes(cases);
   AddExtremes(cases);
   AddShortWorks(cases);
+  AddRowDots(cases);
   return cases.Take();
 }
 

@@ -170,6 +170,31 @@ TEST_P(TileTest, MaskHidesExactlyOutsideTheRange) {
   }
 }
 
+TEST_P(TileTest, RowDotAddsUpWhatDropoutKeeps) {
+  constexpr int64_t kKeys = 37, kCols = 48;
+  std::mt19937 rng(11);
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  std::vector<float> p(kKeys * kCols), dp(p.size()), keep(p.size());
+  for (size_t n = 0; n < p.size(); ++n) {
+    p[n] = std::abs(uniform(rng));
+    dp[n] = uniform(rng);
+    keep[n] = n % 3 == 0 ? 0.0f : 1.5f;
+  }
+  for (bool dropout : {false, true}) {
+    const float* kept = dropout ? keep.data() : nullptr;
+    std::vector<float> sum(kCols, -2.0f);  // added to what is there
+    RowDotTile(kKeys, kCols, kept, p.data(), dp.data(), sum.data());
+    for (int64_t c = 0; c < kCols; ++c) {
+      double want = -2.0;
+      for (int64_t j = 0; j < kKeys; ++j) {
+        const int64_t at = j * kCols + c;
+        want += static_cast<double>(p[at]) * dp[at] * (kept == nullptr ? 1.0f : kept[at]);
+      }
+      ASSERT_NEAR(sum[c], want, 1e-5) << "column " << c;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EveryTarget, TileTest, ::testing::ValuesIn(SupportedSimdTargets()),
                          [](const auto& info) { return std::string(Name(info.param)); });
 

@@ -20,6 +20,7 @@
 namespace attn::cuda::sm90 {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -149,6 +150,24 @@ TEST(FlashSm90RejectionsTest, TooMuchWorkForItsCounter) {
   ASSERT_FALSE(rejections.empty());
   EXPECT_EQ(rejections.back().reason, Reason::kOptionUnsupported);
   EXPECT_THAT(rejections.back().detail, HasSubstr("tiles > 2147483647"));
+}
+
+// More than an hour of a device that does nothing else.
+TEST(FlashSm90RejectionsTest, TooManyKeyTilesForTheirCounter) {
+  constexpr int64_t kTokens = 1 << 25;
+  const auto rejections = [](int64_t heads) {
+    return Rejections(ProblemOf(SpecOf({.batch = 1,
+                                        .seqlen_q = kTokens,
+                                        .seqlen_k = kTokens,
+                                        .heads = heads,
+                                        .kv_heads = heads})));
+  };
+  EXPECT_THAT(rejections(1), IsEmpty());
+  const std::vector<Rejection> many = rejections(8);
+  ASSERT_EQ(many.size(), 1);
+  EXPECT_EQ(many[0].reason, Reason::kOptionUnsupported);
+  EXPECT_THAT(many[0].detail, AllOf(HasSubstr("batch * num_heads * seqlen_q * seqlen_k: "),
+                                    HasSubstr(" tiles of keys for a multiprocessor > 2147483647")));
 }
 
 // ---- tensor maps

@@ -16,10 +16,6 @@ std::string TileName(const AttentionProblem& p, int head_dim, int head_dim_v) {
   return name;
 }
 
-bool SumsRowDot(const AttentionProblem& p) {
-  return p.bias || (p.dtype != DType::kFp32 && p.head_dim_v <= kFewValueDims);
-}
-
 SplitWorkspace PlanSplitWorkspace(const AttentionProblem& p, int splits) {
   SplitWorkspace w;
   if (splits == 1) return w;

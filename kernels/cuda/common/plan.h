@@ -24,14 +24,6 @@ T* RegionAt(std::byte* workspace, int64_t offset) {
 // "bf16_d128_causal": element type, head dims of the tile, and what limits the keys.
 std::string TileName(const AttentionProblem& p, int head_dim, int head_dim_v);
 
-// Up to this many dims of values FP16 and BF16 calls sum row_dot themselves.
-inline constexpr int64_t kFewValueDims = 32;
-// Whether backward sums row_dot from P and dP and not from out and dout. out has the rounding of P
-// in the forward pass in it, of which the exactness rule grants gradients nothing: in row_dot it
-// averages out over the dims of values, but over a few of them it need not, where few queries see a
-// key; and dbias is ds itself, where nothing averages.
-bool SumsRowDot(const AttentionProblem& p);
-
 // The loop nest of a forward kernel: a thread block has tile_q queries and walks over tiles of
 // tile_k keys.
 struct ForwardLoops {

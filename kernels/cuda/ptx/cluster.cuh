@@ -8,8 +8,14 @@
 
 namespace attn::ptx {
 
-// Every thread of the cluster arrives, and then waits until all have; in turns. Orders no memory.
-// Before 9.0 there are no clusters, and nothing happens.
+// Every thread of the cluster arrives, and then waits until all have; in turns. What they did to
+// memory before they arrived is done then, unless Relaxed. Before 9.0 there are no clusters, and
+// nothing happens.
+__device__ __forceinline__ void ClusterArrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void ClusterArriveRelaxed() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");

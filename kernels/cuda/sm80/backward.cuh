@@ -43,8 +43,8 @@ __device__ __forceinline__ void FillShown(const BackwardParams& p, const Backwar
 }
 
 // The first of the steps [it, end) of which the block mask shows something; `end`: none. Where
-// kMasked they are among those of FillShown(); otherwise, with dropout or options, it is searched
-// for step by step.
+// kMasked they are among those of FillShown(); with dropout or options it is searched for step by
+// step.
 template <class Traits>
 __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const BackwardPlace& at,
                                                  int it, int end) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const 
       }
     }
     step.it = min(step.it, end);
-  } else if (p.score.block_mask != nullptr) {
+  } else if ((Traits::kOptions || Traits::kDropout) && p.score.block_mask != nullptr) {
     const uint8_t* mask = p.score.block_mask + at.b * p.score.mask_batch;
     step.it += FindShown(
         end - it,

@@ -7,8 +7,8 @@
 
 namespace attn::cuda::sm80 {
 
-// Tile is a BackwardTile of tiles.h. kMasked: for calls with a block mask;
-// kernels for dropout and for options take one too, but look slower for what it shows.
+// Tile is a BackwardTile of tiles.h. kMasked: for calls with a block mask; kernels for dropout and
+// for options take one too, but look slower for what it shows.
 template <class T_, class Tile_, Mode kMode, bool kMasked_>
 struct BackwardTraits : Tile_ {
   using T = T_;

@@ -14,14 +14,21 @@ namespace attn::cuda {
 namespace sm90 {
 namespace {
 
-constexpr int64_t kMaxWork =
-    (int64_t{1} << 31) - 1;  // counted in uint32, with a CTA's share to spare
+// Counted in uint32: pieces of work, with a CTA's share to spare; and tiles of keys that a CTA
+// walks over, with as many to spare, because its share is known only on the average.
+constexpr int64_t kMaxWork = (int64_t{1} << 31) - 1, kMaxKeyTiles = kMaxWork;
 
 struct NamedSlot {
   std::string_view name;
   Slot slot;
 };
 constexpr NamedSlot kInputs[] = {{"q", kSlotQ}, {"k", kSlotK}, {"v", kSlotV}};
+
+// If every row sees every key.
+int64_t KeyTilesOfCta(const AttentionProblem& p, const ForwardPlan& plan) {
+  const int64_t tiles = CeilDiv(CeilDiv(p.seqlen_k, plan.splits), plan.tile_k);
+  return plan.work * tiles / std::max(plan.ctas / plan.cluster, 1);
+}
 
 // All but the tensor maps.
 ForwardParams MakeParams(const AttentionProblem& p, const ForwardTensors& t, const Launch& launch,
@@ -109,10 +116,14 @@ class FlashSm90Path final : public DevicePath {
     reject.SharedMemory(std::max(kernels.forward_info[static_cast<int>(ModeOf(p))].shared_bytes,
                                  kernels.narrow_info.shared_bytes),
                         device);
-    const int64_t work = PlanForward(p, kernels, device).work;
-    if (work > kMaxWork) {
+    const ForwardPlan plan = PlanForward(p, kernels, device);
+    if (plan.work > kMaxWork) {
       reject.Add(Reason::kOptionUnsupported,
-                 Cat("batch * num_heads * seqlen_q: ", work, " tiles > ", kMaxWork));
+                 Cat("batch * num_heads * seqlen_q: ", plan.work, " tiles > ", kMaxWork));
+    } else if (const int64_t tiles = KeyTilesOfCta(p, plan); tiles > kMaxKeyTiles) {
+      reject.Add(Reason::kOptionUnsupported,
+                 Cat("batch * num_heads * seqlen_q * seqlen_k: ", tiles,
+                     " tiles of keys for a multiprocessor > ", kMaxKeyTiles));
     }
   }
 

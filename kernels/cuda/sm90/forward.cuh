@@ -381,11 +381,22 @@ __device__ __forceinline__ void Consume(const ForwardParams& p, uint32_t shared,
   ptx::WaitStoresRead<0>();  // from shared memory that ends with the CTA
 }
 
+// Until all threads of the cluster have begun: then its CTAs may tell each other of stages.
 template <class Traits>
-__device__ __forceinline__ void AwaitCluster() {
+__device__ __forceinline__ void BeginCluster() {
   if constexpr (Traits::kCluster > 1) {
     __syncwarp();
     ptx::ClusterArriveRelaxed();
+    ptx::ClusterWait();
+  }
+}
+
+// Until all have ended, and what they told each other has come: a CTA that is gone hears nothing.
+template <class Traits>
+__device__ __forceinline__ void EndCluster() {
+  if constexpr (Traits::kCluster > 1) {
+    __syncwarp();
+    ptx::ClusterArrive();
     ptx::ClusterWait();
   }
 }
@@ -406,10 +417,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       if (ptx::ElectOne()) InitBarriers<Traits>(shared);
       __syncwarp();
       ptx::NamedArrive(kStartBarrier, kStartThreads);
-      AwaitCluster<Traits>();
+      BeginCluster<Traits>();
       Produce<Traits>(p, shared, works);
     } else {
-      AwaitCluster<Traits>();
+      BeginCluster<Traits>();
     }
   } else {
     ptx::RaiseRegisters<Traits::kConsumerRegisters>();
@@ -419,10 +430,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       ptx::PrefetchTensorMap(&p.v);
     }
     ptx::NamedSync(kStartBarrier, kStartThreads);
-    AwaitCluster<Traits>();
+    BeginCluster<Traits>();
     Consume<Traits>(p, shared, works);
   }
-  AwaitCluster<Traits>();  // until then its CTAs copy to each other and tell each other of stages
+  EndCluster<Traits>();
 }
 
 }  // namespace attn::cuda::sm90

@@ -98,6 +98,8 @@ __device__ __forceinline__ void WriteStagedRows(const ForwardParams& p, const Wo
   // 128 bytes are where its swizzle puts them.
   const int in_matrix = c.lane % 8, row = c.lane / 8 % 2 * 8 + in_matrix, piece = c.lane / 16;
   const uint32_t at = rows + row * 128 + (piece ^ in_matrix) * 16;
+  // A warp knows of its own products that they have read the queries.
+  if constexpr (kInQueries) ptx::NamedSync(1 + Traits::kConsumers + c.group, 128);
 #pragma unroll
   for (int panel = kBegin; panel < kEnd; ++panel) {
     const int buffer = panel % kBuffers * kPanelBytes;
