@@ -43,8 +43,7 @@ __device__ __forceinline__ void FillShown(const BackwardParams& p, const Backwar
 }
 
 // The first of the steps [it, end) of which the block mask shows something; `end`: none. Where
-// kMasked they are among those of FillShown(); with dropout or options it is searched for step by
-// step.
+// kMasked they are among those of FillShown(); where kSearches they are looked at one by one.
 template <class Traits>
 __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const BackwardPlace& at,
                                                  int it, int end) {
@@ -70,7 +69,7 @@ __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const 
       }
     }
     step.it = min(step.it, end);
-  } else if ((Traits::kOptions || Traits::kDropout) && p.score.block_mask != nullptr) {
+  } else if (Traits::kSearches && p.score.block_mask != nullptr) {
     const uint8_t* mask = p.score.block_mask + at.b * p.score.mask_batch;
     step.it += FindShown(
         end - it,
@@ -87,6 +86,24 @@ __device__ __forceinline__ BackwardStep NextStep(const BackwardParams& p, const 
     step.m0 = (at.m_begin + step.it % at.m_count) * Traits::kBlockM;
   }
   return step;
+}
+
+// The one after `step`. Where no block mask is looked at, that is the next query tile, or the first
+// of another head: no division, whose registers spilled others.
+template <class Traits>
+__device__ __forceinline__ BackwardStep StepAfter(const BackwardParams& p, const BackwardPlace& at,
+                                                  const BackwardStep& step, int end) {
+  if constexpr (Traits::kMasked || Traits::kSearches) {
+    return NextStep<Traits>(p, at, step.it + 1, end);
+  }
+  BackwardStep next = step;
+  ++next.it;
+  next.m0 += Traits::kBlockM;
+  if (next.m0 == (at.m_begin + at.m_count) * Traits::kBlockM) {
+    next.m0 = at.m_begin * Traits::kBlockM;
+    ++next.h;
+  }
+  return next;
 }
 
 // Q, dO, lse2 and delta of a step into buffer `stage`.
@@ -305,7 +322,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       const uint32_t dout_tile = at.dout_tiles + stage * kBlockM * kVChunks * 16;
       ptx::WaitCopies<0>();
       __syncthreads();
-      const BackwardStep next = NextStep<Traits>(p, at, step.it + 1, end);
+      const BackwardStep next = StepAfter<Traits>(p, at, step, end);
       if (Traits::kStages > 1 && next.it < end) {
         FetchQueries<Traits>(p, at, next, (round + 1) % Traits::kStages);
         ptx::CommitCopies();

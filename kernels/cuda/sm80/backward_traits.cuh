@@ -7,13 +7,13 @@
 
 namespace attn::cuda::sm80 {
 
-// Tile is a BackwardTile of tiles.h. kMasked: for calls with a block mask; kernels for dropout and
-// for options take one too, but look slower for what it shows.
+// Tile is a BackwardTile of tiles.h. kMasked: for calls with a block mask. Kernels for dropout and
+// for options take one too, but search for what it shows (kSearches), which is slower.
 template <class T_, class Tile_, Mode kMode, bool kMasked_>
 struct BackwardTraits : Tile_ {
   using T = T_;
   static constexpr bool kOptions = kMode == Mode::kOptions, kDropout = kMode == Mode::kDropout;
-  static constexpr bool kMasked = kMasked_;
+  static constexpr bool kMasked = kMasked_, kSearches = kOptions || kDropout;
   static constexpr int kThreads = Tile_::kWarps * 32;
   static constexpr int kQkChunks = Tile_::kHeadDim / 8, kVChunks = Tile_::kHeadDimV / 8;
   static constexpr int kMChunks = Tile_::kBlockM / 8;
