@@ -205,15 +205,19 @@ def replay_us(graph, calls):
 
 
 def few_queries_cells():
-    """(name, batch, queries, keys): chunks of prompts, drafts to verify."""
+    """(name, KV heads, batch, queries, keys): chunks of prompts, drafts to verify."""
     for batch, keys in ((1, 4096), (1, 65536), (16, 4096), (16, 16384)):
         for queries in (17, 32, 64, 128, 256, 512):
-            yield f"b{batch}_q{queries}_k{keys}", batch, queries, keys
+            yield f"b{batch}_q{queries}_k{keys}", KV_HEADS, batch, queries, keys
+    # No head shares its keys: memory limits.
+    for batch, keys in ((1, 65536), (16, 8192)):
+        for queries in (17, 32, 64, 128):
+            yield f"mha_b{batch}_q{queries}_k{keys}", HEADS, batch, queries, keys
 
 
 def decode(lib, timer, args):
     return beside_peers(lib, timer, args, (
-        (name, batch, 1, keys) for name, batch, keys in bench_sweep.decode_cells()))
+        (name, KV_HEADS, batch, 1, keys) for name, batch, keys in bench_sweep.decode_cells()))
 
 
 def few_queries(lib, timer, args):
@@ -221,30 +225,31 @@ def few_queries(lib, timer, args):
 
 
 def beside_peers(lib, timer, args, wanted):
-    """Cells of 32 query and 8 KV heads beside both peers, launched and as graphs."""
+    """Cells of 32 query heads beside both peers, launched and as graphs."""
     cells = []
-    print(f"{'cell':14} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}")
-    for name, batch, queries, keys in wanted:
+    print(f"{'cell':18} {'path':>10} {'ours':>8} {'fa2':>8} {'cudnn':>8} GB/s  {'/best':>6}")
+    for name, kv_heads, batch, queries, keys in wanted:
         if not measure.selected(name, args.cells):
             continue
-        cell = dict(cell=name, batch=batch, queries=queries, keys=keys, ms={}, gbps={}, modes={})
-        with measure.errors_noted(cell, 14):
+        cell = dict(cell=name, kv_heads=kv_heads, batch=batch, queries=queries, keys=keys, ms={},
+                    gbps={}, modes={})
+        with measure.errors_noted(cell, 18):
             decode_cell(lib, timer, cell, replay=name == REPLAYED_CELL)
             g = cell["gbps"]
-            print(f"{name:14} {cell['path']:>10} {g['ours']:8.0f} "
+            print(f"{name:18} {cell['path']:>10} {g['ours']:8.0f} "
                   f"{bench_sweep.text(g.get('fa2'), '8.0f')} "
                   f"{bench_sweep.text(g.get('cudnn'), '8.0f')}       "
                   f"{cell['ratio_best']:6.3f}  {cell['kernel_id']} "
                   f"{cell.get('replay_us', '')}", flush=True)
         torch.cuda.empty_cache()
         cells.append(cell)
-    return dict(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, complete=not args.cells, cells=cells,
+    return dict(heads=HEADS, head_dim=DIM, complete=not args.cells, cells=cells,
                 method=DECODE_METHOD + timer.method())
 
 
 def decode_cell(lib, timer, cell, replay):
     q, k, v, _ = measure.random_tensors(cell["batch"], cell["queries"], cell["keys"], HEADS,
-                                        KV_HEADS, DIM, torch.bfloat16, False)
+                                        cell["kv_heads"], DIM, torch.bfloat16, False)
     kv_bytes = 2 * k.numel() * k.element_size()
     hq, hk, hv = measure.heads_first(q, k, v)
     cell["path"], ours, cell["declined"] = chosen(lib, q, k, v)

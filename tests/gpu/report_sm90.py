@@ -150,17 +150,18 @@ def decode(results):
 def few_queries(results):
     name = "sm90-few-queries"
     r = results.read(name, (*SM90_PARTS, *FLASH_PARTS))
-    cells = complete_cells(r, 24, name)
+    cells = complete_cells(r, 32, name)
     rows, ratios = [], {}
     for c in cells:
         missing = {"ours", "fa2", "cudnn"} - set(c["ms"])
         if missing:
             raise Bad(f"{name}: {', '.join(sorted(missing))} did not run in {c['cell']}")
         ratios[c["cell"]] = min(c["ms"]["fa2"], c["ms"]["cudnn"]) / c["ms"]["ours"]
-        rows.append([c["batch"], c["queries"], c["keys"], c["path"],
+        rows.append([c["kv_heads"], c["batch"], c["queries"], c["keys"], c["path"],
                      *(f"{c['ms'][n] * 1e3:.1f}" for n in ("ours", "fa2", "cudnn")),
                      f"{ratios[c['cell']]:.3f}", c["kernel_id"]])
-    table(["batch", "queries", "keys", "path", "us", "fa2", "cudnn", "ours / best", "kernel"], rows)
+    table(["KV heads", "batch", "queries", "keys", "path", "us", "fa2", "cudnn", "ours / best",
+           "kernel"], rows)
     slowest = min(ratios, key=ratios.get)
     return Verdict(
         f"ours / best of cuDNN and FlashAttention-2: geometric mean {geomean(ratios.values()):.3f}, "

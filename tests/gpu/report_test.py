@@ -157,8 +157,9 @@ def sm90_decode(ratio=0.98, replay=9.0):
 
 def sm90_few_queries(ratio=0.98):
     """`ratio`: of the last cell; the others are ahead."""
-    cells = [dict(cell=f"b{b}", batch=b, queries=17, keys=4096, path="flash_sm90", declined=None,
-                  kernel_id="k", ms={"ours": 1.0, "fa2": 1.5, "cudnn": 1.2}) for b in range(24)]
+    cells = [dict(cell=f"b{b}", kv_heads=8, batch=b, queries=17, keys=4096, path="flash_sm90",
+                  declined=None, kernel_id="k", ms={"ours": 1.0, "fa2": 1.5, "cudnn": 1.2})
+             for b in range(32)]
     cells[-1]["ms"]["cudnn"] = ratio
     return dict(meta(), cells=cells)
 
@@ -377,11 +378,11 @@ class ReportTest(unittest.TestCase):
         name = "sm90-few-queries"
         status, line = self.report(name, {name: sm90_few_queries()})
         self.assertEqual(status, 0, line)
-        self.assertIn("geometric mean 1.190, least 0.980 (b23), 24 cells", line)
+        self.assertIn("geometric mean 1.192, least 0.980 (b31), 32 cells", line)
         status, line = self.report(name, {name: sm90_few_queries(0.96)})
         self.assertEqual(status, 1)
         self.assertNotIn("no verdict", line)
-        self.refused(name, changed(sm90_few_queries(), lambda r: r["cells"].pop()), "23 cells")
+        self.refused(name, changed(sm90_few_queries(), lambda r: r["cells"].pop()), "31 cells")
         self.refused(name, changed(sm90_few_queries(), lambda r: r["cells"][3]["ms"].pop("fa2")),
                      "fa2 did not run in b3")
 
