@@ -204,6 +204,7 @@ class SpanWorker {
         if (stop_.ShouldStop()) return;
         OpenSpan(at, at + kKeySpan);
         ForTiles([&](const KeyRange& range) {
+          if (!keys_loaded_) LoadKeys();
           if (!loaded) LoadPanel();
           loaded = true;
           ScoreTiles(range);
@@ -221,11 +222,10 @@ class SpanWorker {
  private:
   void OpenSpan(int64_t begin, int64_t end) {
     span_ = {begin, std::min(end, p_.sequences[batch_].len_k)};
-    keys_loaded_ = gradients_cleared_ = false;
+    keys_loaded_ = false;
   }
 
-  // Calls body(range) for each tile of the span's keys of which the panel sees something, with the
-  // keys loaded.
+  // Calls body(range) for each tile of the span's keys of which the panel sees something.
   template <class Body>
   void ForTiles(const Body& body) {
     const KeyRange seen = {std::max(panel_.keys().begin, span_.begin),
@@ -233,9 +233,7 @@ class SpanWorker {
     const int64_t step = KeyTileOf(p_);
     for (int64_t base = seen.begin / step * step; base < seen.end; base += step) {
       const KeyRange range = {std::max(base, seen.begin), std::min(base + step, seen.end)};
-      if (!panel_.LoadBlockMask(range.begin, traffic_)) continue;
-      if (!keys_loaded_) LoadKeys();
-      body(range);
+      if (panel_.LoadBlockMask(range.begin, traffic_)) body(range);
     }
   }
 
@@ -243,7 +241,10 @@ class SpanWorker {
     panel_.Init(p_, batch_, kv_head_, row, count, traffic_);
     bool loaded = false;
     ForTiles([&](const KeyRange& range) {
-      if (!gradients_cleared_) ClearKeyGradients();
+      if (!keys_loaded_) {
+        LoadKeys();
+        ClearKeyGradients();
+      }
       if (!loaded) LoadPanel();
       RunTile(range, /*first=*/!loaded);
       loaded = true;
@@ -279,7 +280,6 @@ class SpanWorker {
     const int64_t rows = span_.end - span_.begin;
     std::memset(buffers_.dk, 0, Bytes(rows * d_));
     std::memset(buffers_.dv, 0, Bytes(rows * dv_));
-    gradients_cleared_ = true;
   }
 
   // q and dout, as they are and transposed; lse; delta.
@@ -361,7 +361,7 @@ class SpanWorker {
       const int64_t at = call_.KeyToken(batch_, j) * p_.num_kv_heads + kv_head_;
       std::byte* dk = ElementAt(call_.t.dk, p_.out_dtype, at * p_.head_dim);
       std::byte* dv = ElementAt(call_.t.dv, p_.out_dtype, at * p_.head_dim_v);
-      if (!gradients_cleared_ || j >= span_.end) {
+      if (!keys_loaded_ || j >= span_.end) {
         StoreZeros(traffic_, p_.head_dim, p_.out_dtype, dk);
         StoreZeros(traffic_, p_.head_dim_v, p_.out_dtype, dv);
         continue;
@@ -381,8 +381,8 @@ class SpanWorker {
   Buffers buffers_;
   Panel panel_;
   int64_t batch_ = 0, kv_head_ = 0, chunk_ = 0;
-  KeyRange span_;                                         // its valid keys
-  bool keys_loaded_ = false, gradients_cleared_ = false;  // of the span
+  KeyRange span_;  // its valid keys
+  bool keys_loaded_ = false;
 };
 
 // All spans of one chunk of one group.

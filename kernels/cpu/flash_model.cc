@@ -124,6 +124,22 @@ Bytes ForwardHeadBytes(const AttentionProblem& p, const ForwardPlan& plan, int64
   return bytes;
 }
 
+// Of the keys of `range`, those in tiles of which a panel sees something, and the bytes of block
+// mask that telling it loads.
+struct PanelKeys {
+  int64_t seen = 0, mask_bytes = 0;
+};
+PanelKeys KeysOfPanel(const AttentionProblem& p, int64_t batch, int64_t kv_head, int64_t row,
+                      int64_t count, const KeyRange& range) {
+  if (!MaskMatters(p)) return {.seen = Length(range)};
+  PanelKeys keys;
+  ForKeyTiles(p, range, [&](const KeyRange& tile) {
+    keys.mask_bytes += BlockMaskBytes(p, row, count);
+    if (BlockMaskShows(p, batch, kv_head, row, count, tile.begin)) keys.seen += Length(tile);
+  });
+  return keys;
+}
+
 // The panels of one span of keys.
 Bytes BackwardSpanBytes(const AttentionProblem& p, const Sizes& z, int64_t batch, int64_t kv_head,
                         const KeyRange& span) {
@@ -146,17 +162,13 @@ Bytes BackwardSpanBytes(const AttentionProblem& p, const Sizes& z, int64_t batch
   bool any = false;
   for (int64_t row = rows.begin; row < rows.end; row += kPanelRows) {
     const int64_t count = std::min(kPanelRows, valid - row);
-    bytes.loaded += PanelInitBytes(p, count);
-    bool loaded = false;
-    ForKeyTiles(p, Intersect(KeysOfRows(p, s, row, count), span), [&](const KeyRange& range) {
-      bytes.loaded += BlockMaskBytes(p, row, count);
-      if (!BlockMaskShows(p, batch, kv_head, row, count, range.begin)) return;
-      loaded = true;
-      if (!p.bias) return;
-      bytes += {count * Length(range) * (z.bias + 4), count * Length(range) * 4};
-    });
-    if (loaded) bytes += panel_bytes(count);
-    any |= loaded;
+    const PanelKeys keys =
+        KeysOfPanel(p, batch, kv_head, row, count, Intersect(KeysOfRows(p, s, row, count), span));
+    bytes.loaded += PanelInitBytes(p, count) + keys.mask_bytes;
+    if (keys.seen == 0) continue;
+    any = true;
+    bytes += panel_bytes(count);
+    if (p.bias) bytes += {count * keys.seen * (z.bias + 4), count * keys.seen * 4};
   }
   if (any) bytes.loaded += key_bytes;
   return bytes;
@@ -170,21 +182,21 @@ Bytes RowDotBytes(const AttentionProblem& p, const Sizes& z, int64_t batch, int6
   for (int64_t row = 0; row < valid; row += kPanelRows) {
     const int64_t count = std::min(kPanelRows, valid - row);
     const KeyRange keys = KeysOfRows(p, s, row, count);
+    // Whole spans are loaded; where no mask leaves any out, as many as there are are one.
+    const int64_t first = keys.begin / kKeySpan * kKeySpan;
+    const int64_t end = std::min(RoundUp(keys.end, kKeySpan), s.len_k);
+    const int64_t step = MaskMatters(p) ? kKeySpan : std::max<int64_t>(end - first, 1);
     bytes.loaded += PanelInitBytes(p, count);
-    bool loaded = false;
-    for (int64_t begin = keys.begin / kKeySpan * kKeySpan; begin < keys.end; begin += kKeySpan) {
-      const KeyRange span = {begin, std::min(begin + kKeySpan, s.len_k)};
-      bool any = false;
-      ForKeyTiles(p, Intersect(keys, span), [&](const KeyRange& range) {
-        bytes.loaded += BlockMaskBytes(p, row, count);
-        if (!BlockMaskShows(p, batch, kv_head, row, count, range.begin)) return;
-        any = true;
-        bytes.loaded += count * Length(range) * z.bias;
-      });
-      if (any) bytes.loaded += Length(span) * (z.d + z.dv) * z.in;
-      loaded |= any;
+    bool any = false;
+    for (int64_t begin = first; begin < end; begin += step) {
+      const KeyRange span = {begin, std::min(begin + step, end)};
+      const PanelKeys seen = KeysOfPanel(p, batch, kv_head, row, count, Intersect(keys, span));
+      bytes.loaded += seen.mask_bytes + count * seen.seen * z.bias;
+      if (seen.seen == 0) continue;
+      any = true;
+      bytes.loaded += Length(span) * (z.d + z.dv) * z.in;
     }
-    if (loaded) bytes += {count * (z.d * z.in + z.dv * z.bwd_dout + 8), count * 4};
+    if (any) bytes += {count * (z.d * z.in + z.dv * z.bwd_dout + 8), count * 4};
   }
   return bytes;
 }

@@ -46,6 +46,19 @@ TEST(FlashTrafficTest, CountersEqualTheModelWhereInputsAreRead) {
   }
 }
 
+// A plan may be asked for before there are tensors, of any length: 2^38 tiles are not walked over.
+TEST(FlashTrafficTest, ModelOfLongSequencesWithFewValueDims) {
+  constexpr int64_t kTokens = int64_t{1} << 25, kDims = 64, kFewDims = 8;
+  ThreadPool pool(1);
+  AttentionSpec spec = BshdSpec({1, kTokens, kTokens, 1, 1, kDims, kFewDims}, DType::kBf16);
+  spec.out = spec.dout = attn::Shape({1, kTokens, 1, kFewDims}, DType::kBf16);
+  spec.lse = attn::Shape({1, 1, kTokens});
+  const TileModel model =
+      MakeFlashCpuBackend(&pool)->Model(*Validate(spec, Pass::kBackward), Pass::kBackward);
+  // row_dot reads all keys and values for every 64 rows.
+  EXPECT_GT(model.loaded_bytes, uint64_t{kTokens} / 64 * kTokens * (kDims + kFewDims) * 2);
+}
+
 TEST(FlashTrafficTest, CausalMovesLessThanFull) {
   ThreadPool pool(1);
   const std::unique_ptr<Backend> backend = MakeFlashCpuBackend(&pool);
