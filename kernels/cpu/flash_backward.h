@@ -51,8 +51,8 @@ KeyRange RowsThatSee(const AttentionProblem& p, const Sequence& s, int64_t begin
 absl::Status RunFlashBackward(const AttentionProblem& p, const BackwardTensors& tensors,
                               const RunContext& context, ThreadPool* pool);
 
-// What RunFlashBackward() loads and stores. O(key spans and, where SumsRowDot(), panels of rows) for
-// each distinct shape of sequence; with a bias or a block mask, O(tiles).
+// What RunFlashBackward() loads and stores. O(key spans and, where SumsRowDot(), panels of rows)
+// for each distinct shape of sequence; with a bias or a block mask, O(tiles).
 TileModel ModelFlashBackward(const AttentionProblem& p);
 
 }  // namespace attn
