@@ -10,18 +10,20 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 SMALL = ["--seqlen-q", "16", "--num-heads", "2", "--head-dim", "32"]
 
 
 @contextlib.contextmanager
 def served(directory, *command):
-    """Runs a server that writes a ports file; gives (process, target)."""
+    """Runs a server that writes a ports file; gives (process, target, address of metrics)."""
     ports = directory / "ports"
     ports.unlink(missing_ok=True)
     with open(directory / "log", "wb") as log:
@@ -33,7 +35,8 @@ def served(directory, *command):
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{command[0]} did not start:\n{(directory / 'log').read_text()}")
             time.sleep(0.02)
-        yield process, json.loads(ports.read_text())["listen"][0]
+        addresses = json.loads(ports.read_text())
+        yield process, addresses["listen"][0], addresses.get("metrics")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGCONT)
@@ -79,15 +82,32 @@ def verdict(name, value, bar, holds):
 
 # ------------------------------------------------------------------------------- stalled-server
 
-def stalled_server(args, directory):
-    seconds, stall = (4.0, 1.0) if args.short else (10.0, 2.0)
-    with attnd(args, directory) as (server, target):
+def await_forward_calls(address, count):
+    """Returns when the server has answered so many Forward calls, by its own metrics."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+            done = re.search(r'^attn_requests_total{(?=[^}]*method="Forward")[^}]*code="OK"[^}]*} '
+                             r'(\S+)', reply.read().decode(), re.MULTILINE)
+        if done and float(done[1]) >= count:
+            return
+        time.sleep(0.02)
+    sys.exit(f"attnd did not answer {count} calls in 60 s")
+
+
+def stall_once(args, directory, seconds, stall):
+    """Loads a server, stops it for a while; the phase of attn load's JSON document."""
+    rate, warm_up = 500, 1
+    with attnd(args, directory) as (server, target, metrics):
         running = subprocess.Popen(
-            load_command(args, target, *SMALL, "--rate", "500", "--arrivals", "constant",
-                         "--max-in-flight", "8", "--warm-up", "1s", "--duration", f"{seconds}s"),
+            load_command(args, target, *SMALL, "--rate", str(rate), "--arrivals", "constant",
+                         "--max-in-flight", "8", "--warm-up", f"{warm_up}s", "--duration",
+                         f"{seconds}s"),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         try:
-            time.sleep(1 + seconds * 0.4)
+            # By calls, not by the clock: however long attn load takes to start, the stall lies
+            # within what it measures.
+            await_forward_calls(metrics, rate * (warm_up + seconds * 0.4))
             server.send_signal(signal.SIGSTOP)
             time.sleep(stall)
             server.send_signal(signal.SIGCONT)
@@ -98,7 +118,7 @@ def stalled_server(args, directory):
     if running.returncode != 0:
         sys.exit(f"attn load exited with {running.returncode}")
     phase = json.loads(out)["phases"][0]
-    print(f"{seconds:g} s at 500/s evenly spaced, at most 8 in flight, server stopped for "
+    print(f"{seconds:g} s at {rate}/s evenly spaced, at most 8 in flight, server stopped for "
           f"{stall:g} s")
     print(f"{phase['ok']} of {phase['offered']} calls done, {phase['failed']} failed\n")
     quantiles = ("p50", "p90", "p99", "p99.9", "max")
@@ -106,13 +126,24 @@ def stalled_server(args, directory):
     for label, name in (("intended send", "latency"), ("actual send", "service")):
         row = phase[name]
         print(f"{label:<16}" + "".join(f"{row[q]:>10.4f}" for q in quantiles))
-    intended, actual = phase["latency"]["p99"], phase["service"]["p99"]
+    all_done = phase["failed"] == 0 and phase["ok"] == phase["offered"] == rate * seconds
+    return phase["latency"]["p99"], phase["service"]["p99"], all_done
+
+
+def stalled_server(args, directory):
+    seconds, stall = (4.0, 1.0) if args.short else (10.0, 2.0)
     least = 0.85 * stall
-    holds = (intended >= least and actual < 0.1 * intended and phase["failed"] == 0
-             and phase["ok"] == phase["offered"] == 500 * seconds)
+    # A machine that stands still can only lengthen the time from the actual send: 8 calls at a
+    # time, and p99 of the short form is its 20th longest. That half alone is tried again there.
+    for _ in range(3 if args.short else 1):
+        intended, actual, all_done = stall_once(args, directory, seconds, stall)
+        quiet = actual < 0.1 * intended
+        if quiet or intended < least or not all_done:
+            break
     return verdict("stalled-server", f"p99 {intended:.3f} s from the intended send, {actual:.4f} s "
-                   "from the actual send",
-                   f"at least {least:g} s, and under 10% of it; no call lost", holds)
+                   f"from the actual send{'' if all_done else ', calls lost'}",
+                   f"at least {least:g} s, and under 10% of it; no call lost",
+                   intended >= least and quiet and all_done)
 
 
 # ------------------------------------------------------------------------------ histogram-error
@@ -120,7 +151,7 @@ def stalled_server(args, directory):
 def histogram_error(args, directory):
     calls = directory / "calls.csv"
     recorded = directory / "recorded"
-    with attnd(args, directory) as (_, target):
+    with attnd(args, directory) as (_, target, _):
         document = load(args, target, *SMALL, "--concurrency", "4", "--warm-up", "200ms",
                         "--duration", "1s" if args.short else "5s", "--calls-csv", str(calls))
     # What the tester itself printed, against the calls it wrote down.
@@ -187,7 +218,7 @@ def fit(name, times, rate, seconds):
 def poisson_fit(args, directory):
     rate, seconds = (200, 4) if args.short else (200, 30)
     columns = {}
-    with null_server(args, directory) as (_, target):
+    with null_server(args, directory) as (_, target, _):
         for arrivals in ("poisson", "constant"):
             calls = directory / f"{arrivals}.csv"
             duration = seconds if arrivals == "poisson" else 3
@@ -214,7 +245,7 @@ def poisson_fit(args, directory):
 def generator_ceiling(args, directory):
     seconds = "1s" if args.short else "4s"
     rates = []
-    with null_server(args, directory) as (_, target):
+    with null_server(args, directory) as (_, target, _):
         print(f"null server over TCP, {len(os.sched_getaffinity(0))} cores shared with it, request "
               "12 KiB, reply 4 KiB\n")
         print(f"{'closed loop':<18}{'calls/s':>10}{'p50 us':>10}{'p99 us':>10}{'CPU us/call':>13}")
@@ -258,7 +289,7 @@ def stage_sum(args, directory):
     print("means in microseconds; wire = client latency - handler time\n")
     print(f"{'call':<14}{'stages':>10}{'handler':>10}{'missing':>9}{'wire':>10}{'client':>10}"
           f"{'latency':>10}")
-    with attnd(args, directory) as (_, target):
+    with attnd(args, directory) as (_, target, _):
         for name, flags in cells:
             document = load(args, target, *flags, "--concurrency", "2", "--warm-up", "300ms",
                             "--duration", seconds)
