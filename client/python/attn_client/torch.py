@@ -1,0 +1,77 @@
+"""Attention on a remote attnd as a differentiable function of PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from .call import BlockMask, Dropout
+
+
+def attention(client, q, k, v, *, bias=None, sinks=None, return_lse: bool = False, **arguments):
+    """out, or (out, lse), with gradients for q, k, v, bias, sinks by the same server.
+
+    client: attn_client.Client. Tensors and arguments: as of Client.forward, `timeout` included; those
+    on a GPU travel by way of host memory. Not differentiable twice.
+    """
+    out, lse = _Attention.apply(client, arguments, q, k, v, bias, sinks)
+    return (out, lse) if return_lse else out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, client, arguments, q, k, v, bias, sinks):
+        result = client.forward(q, k, v, bias=bias, sinks=sinks, **arguments)
+        ctx.client, ctx.arguments = client, arguments
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, bias, sinks, result.out, result.lse)
+        return result.out, result.lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, bias, sinks, out, lse = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return (None,) * 7
+        dout = torch.zeros_like(out) if dout is None else dout
+        result = ctx.client.backward(q, k, v, out, lse, dout, dlse, bias=bias, sinks=sinks,
+                                     **ctx.arguments)
+        gradients = (result.dq, result.dk, result.dv, result.dbias, result.dsink)
+        return None, None, *(None if gradient is None else gradient.to(tensor.dtype)
+                             for gradient, tensor in zip(gradients, (q, k, v, bias, sinks)))
+
+
+def scaled_dot_product_attention(client, query, key, value, attn_mask=None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False, **arguments):
+    """torch.nn.functional.scaled_dot_product_attention on a remote attnd.
+
+    query: [batch, num_heads, seqlen_q, head_dim]; key, value: with seqlen_k and, with enable_gqa, fewer
+    heads. attn_mask: bool (True: takes part) or float, broadcast to [batch, num_heads, seqlen_q,
+    seqlen_k]. The seed of dropout is drawn from PyTorch's generator. Where PyTorch gives NaN for a row
+    without a visible key, this gives 0. Errors: as of Client.forward; ValueError (arguments that
+    PyTorch refuses too).
+    """
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask and is_causal exclude each other")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise ValueError(f"{query.shape[1]} heads of query and {key.shape[1]} of key need enable_gqa")
+    dropout = None
+    if dropout_p > 0:
+        dropout = Dropout(dropout_p, int(torch.randint(2 ** 63 - 1, ())))
+    bias = None
+    if attn_mask is not None:
+        bias = _bias(attn_mask, query, key)
+    return attention(client, query, key, value, layout="bhsd", bias=bias, softmax_scale=scale,
+                     causal=is_causal, alignment="top-left", dropout=dropout, **arguments)
+
+
+def _bias(mask, query, key):
+    """A mask as attnd takes a bias: [batch or 1, num_heads or 1, seqlen_q, seqlen_k]."""
+    if mask.dtype == torch.bool:
+        shown = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+        mask = shown.masked_fill(~mask, float("-inf"))
+    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    return mask.expand(*mask.shape[:2], query.shape[2], key.shape[2])
+
+
+__all__ = ["BlockMask", "Dropout", "attention", "scaled_dot_product_attention"]

@@ -1,0 +1,113 @@
+"""Messages of attention.v1 as bytes, without passing tensors through protobuf, which copies them.
+
+The framing is documented in proto/README.md.
+"""
+
+from __future__ import annotations
+
+from .errors import bad_reply
+
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # of a unary message; gRPC and protobuf carry no more
+MAX_CHUNK_BYTES = 1 << 20
+
+_HEADER, _PAYLOAD, _REPORT = 1, 2, 3  # fields of unary messages
+_STREAM_HEADER, _STREAM_CHUNK, _STREAM_REPORT = 1, 2, 3  # fields of stream messages
+_CHUNK_INDEX, _CHUNK_OFFSET, _CHUNK_DATA = 1, 2, 3
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _bytes_field(number: int, size: int) -> bytes:
+    return varint(number << 3 | _BYTES) + varint(size)
+
+
+def unary_parts(header: bytes, payloads) -> list:
+    """Pieces that make a unary request, in order. `payloads`: memoryviews of bytes."""
+    parts = [_bytes_field(_HEADER, len(header)), header]
+    for payload in payloads:
+        parts += [_bytes_field(_PAYLOAD, len(payload)), payload]
+    return parts
+
+
+def stream_messages(header: bytes, payloads):
+    """The messages of a streaming request, one after the other."""
+    yield _bytes_field(_STREAM_HEADER, len(header)) + header
+    for index, payload in enumerate(payloads):
+        for offset in range(0, len(payload), MAX_CHUNK_BYTES):
+            data = payload[offset:offset + MAX_CHUNK_BYTES]
+            fields = (varint(_CHUNK_INDEX << 3 | _VARINT) + varint(index) +
+                      varint(_CHUNK_OFFSET << 3 | _VARINT) + varint(offset) +
+                      _bytes_field(_CHUNK_DATA, len(data)))
+            yield b"".join((_bytes_field(_STREAM_CHUNK, len(fields) + len(data)), fields, data))
+
+
+def _read_varint(data, at: int):
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise bad_reply(f"a varint at byte {at} does not end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def fields(data: memoryview):
+    """(number, value) of each field of a message: an int, or a memoryview; fixed ones are skipped."""
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == _BYTES:
+            size, at = _read_varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise bad_reply(f"wire type {kind} at byte {at}")
+        if size > len(data) - at:
+            raise bad_reply(f"a field of {size} B at byte {at} of {len(data)}")
+        if kind == _BYTES:
+            yield tag >> 3, data[at:at + size]
+        at += size
+
+
+def read_unary(message: bytes):
+    """(header, payloads, report) of a unary reply: bytes, memoryviews, bytes or None."""
+    header, payloads, report = [], [], []
+    for number, value in fields(memoryview(message)):
+        if number == _HEADER:
+            header.append(value)
+        elif number == _PAYLOAD:
+            payloads.append(value)
+        elif number == _REPORT:
+            report.append(value)
+    # Parts of a message that are given more than once are merged, which is to concatenate them.
+    return b"".join(header), payloads, b"".join(report) if report else None
+
+
+def read_stream(message: bytes):
+    """("header", bytes), ("chunk", (index, offset, data)) or ("report", bytes)."""
+    for number, value in fields(memoryview(message)):
+        if number == _STREAM_HEADER:
+            return "header", bytes(value)
+        if number == _STREAM_REPORT:
+            return "report", bytes(value)
+        if number == _STREAM_CHUNK:
+            chunk = {_CHUNK_INDEX: 0, _CHUNK_OFFSET: 0, _CHUNK_DATA: memoryview(b"")}
+            chunk.update(fields(value))
+            return "chunk", (chunk[_CHUNK_INDEX], chunk[_CHUNK_OFFSET], chunk[_CHUNK_DATA])
+    raise bad_reply("a stream message without a part that is known")
