@@ -11,6 +11,7 @@ usage: tests/bench/run.sh [--build-dir DIR] [--no-build] NAME [ARGUMENT]...
   cpu-memory       peak memory of flash_cpu as the sequence doubles, beside standard_cpu
   rpc-overhead     p50 of a tiny call against a raw callback echo
   rpc-throughput   64 MiB each way against plain sockets, TCP and Unix, unary and streaming
+  python-client    attn_client for Python against a stock gRPC client
   soak             10,000 random calls with cancels, deadlines and killed clients
   stalled-server   attn load while the server stands still: latency from the intended send
   histogram-error  attn load's percentiles against exact ones
@@ -132,6 +133,11 @@ case "$name" in
     exec python3 "$root/tests/bench/load_bench.py" "$name" --attn "$build_dir/client/cli/attn" \
       --attnd "$build_dir/server/attnd" --null-server "$bin/attn_null_server" \
       --histogram "$bin/attn_load_histogram" "$@"
+    ;;
+  python-client)
+    build_targets attnd attn_python_client
+    PYTHONDONTWRITEBYTECODE=1 exec "${ATTN_PYTHON:-/usr/bin/python3}" "$root/tests/bench/python_client.py" \
+      --attnd "$build_dir/server/attnd" --package "$build_dir/client/python" "$@"
     ;;
   promql) observe_bench promql.py "$@" ;;
   induced-fallback) observe_bench induced_fallback.py "$@" ;;

@@ -11,8 +11,8 @@ from . import schema
 
 ITEM_BYTES = {schema.DTYPE_FP32: 4, schema.DTYPE_FP16: 2, schema.DTYPE_BF16: 2,
               schema.DTYPE_UINT8: 1}
-_BY_NAME = {"float32": schema.DTYPE_FP32, "float16": schema.DTYPE_FP16,
-            "bfloat16": schema.DTYPE_BF16, "uint8": schema.DTYPE_UINT8, "bool": schema.DTYPE_UINT8}
+_BY_DTYPE = {np.dtype("<f4"): schema.DTYPE_FP32, np.dtype("<f2"): schema.DTYPE_FP16,
+             np.dtype("u1"): schema.DTYPE_UINT8, np.dtype("?"): schema.DTYPE_UINT8}
 _STORED = {schema.DTYPE_FP32: np.dtype("<f4"), schema.DTYPE_FP16: np.dtype("<f2"),
            schema.DTYPE_BF16: np.dtype("<u2"), schema.DTYPE_UINT8: np.dtype("u1")}
 FLOATS = (schema.DTYPE_FP32, schema.DTYPE_FP16, schema.DTYPE_BF16)
@@ -71,15 +71,14 @@ class Array:
     def __init__(self, name: str, value, allowed):
         self.name = name
         if isinstance(value, Spec):
-            self.values, self.dtype, dtype_name = None, value.dtype, "Spec"
-            self.shape = value.shape
+            self.values, self.dtype, self.shape = None, value.dtype, value.shape
         else:
-            self.values, dtype_name = _to_numpy(value)
-            self.dtype = _BY_NAME.get(dtype_name)
+            self.values, self.dtype = _to_numpy(value)
             self.shape = self.values.shape
         if self.dtype not in allowed:
+            given = getattr(value, "dtype", None) or self.values.dtype
             names = ", ".join(schema.DType.Name(dtype)[len("DTYPE_"):].lower() for dtype in allowed)
-            raise TypeError(f"{name} has dtype {dtype_name}; it must be one of {names}")
+            raise TypeError(f"{name} has dtype {given}; it must be one of {names}")
 
     def swap_axes(self, a: int, b: int):
         """A view with two axes exchanged."""
@@ -90,7 +89,7 @@ class Array:
             self.values = self.values.swapaxes(a, b)
 
     def encode(self, may_be_strided: bool):
-        """(bytes as a memoryview, strides in elements or None: contiguous)."""
+        """(bytes as a memoryview, their address, strides in elements or None: contiguous)."""
         values = self.values.astype(_STORED[self.dtype], copy=False)
         strides = None
         if not values.flags.c_contiguous:
@@ -100,25 +99,29 @@ class Array:
             else:
                 strides = [stride // values.itemsize for stride in values.strides]
                 values = values.transpose(order)
-        return memoryview(values.reshape(-1).view(np.uint8)), strides
+        data = values.reshape(-1).view(np.uint8)
+        return memoryview(data), data.__array_interface__["data"][0], strides
 
 
 def _to_numpy(value):
-    """(array, name of its dtype); bfloat16 as uint16."""
+    """(array, bfloat16 as uint16; the wire's dtype, or None: it has none)."""
     if isinstance(value, BFloat16):
-        return value.bits, "bfloat16"
+        return value.bits, schema.DTYPE_BF16
     if _is_torch(value):
         torch = sys.modules["torch"]
         value = value.detach()
         if value.device.type != "cpu":
             value = value.cpu()
         if value.dtype == torch.bfloat16:
-            return value.view(torch.int16).numpy().view(np.uint16), "bfloat16"
-        return value.numpy(), str(value.dtype)[len("torch."):]
+            return value.view(torch.int16).numpy().view(np.uint16), schema.DTYPE_BF16
+        value = value.numpy()
     array = np.asarray(value)
-    if array.dtype.name == "bfloat16":
-        return array.view(np.uint16), "bfloat16"
-    return array, array.dtype.name
+    dtype = _BY_DTYPE.get(array.dtype)
+    if dtype is None:
+        if array.dtype.name == "bfloat16":
+            return array.view(np.uint16), schema.DTYPE_BF16
+        dtype = _BY_DTYPE.get(array.dtype.newbyteorder("<"))
+    return array, dtype
 
 
 def _memory_order(values: np.ndarray):

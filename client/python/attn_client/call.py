@@ -6,7 +6,6 @@ import dataclasses
 import math
 import typing
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from . import schema, wire
@@ -101,8 +100,8 @@ class _Expected:
 class Request:
     """A header, its payloads and what the reply must hold.
 
-    method: "Forward" or "Backward". header: bytes. payloads: memoryviews of bytes. expected: by name.
-    like: makes the results.
+    method: "Forward" or "Backward". message: the header; header: its bytes. payloads: memoryviews of
+    bytes. expected: the reply's tensors by name. like: makes the results.
     """
 
     def __init__(self, method, q, k, v, *, layout=None, cu_seqlens_q=None, cu_seqlens_k=None,
@@ -111,7 +110,7 @@ class Request:
         self.payloads = []
         self._payload_of = {}  # (address, size) -> index: tensors in one place travel once
         self._bodies = bodies
-        self._message = getattr(schema, f"{method}RequestHeader")()
+        self.message = getattr(schema, f"{method}RequestHeader")()
         self.like = Like(q)
         if layout is None:
             layout = "bshd" if cu_seqlens_q is None else "thd"
@@ -119,7 +118,7 @@ class Request:
             raise ValueError(f"layout {layout!r} is not one of bshd, bhsd, thd")
         self._rank = 3 if layout == "thd" else 4
         self._swapped = layout == "bhsd"
-        header = self._message
+        header = self.message
 
         q, k, v = (self._add_rows(name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         header.shape.layout = schema.LAYOUT_THD if self._rank == 3 else schema.LAYOUT_BSHD
@@ -137,30 +136,18 @@ class Request:
             lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
             self.expected = {"out": self._rows(out_dtype, (*q.shape[:-1], v.shape[-1])),
                              "lse": _Expected(schema.DTYPE_FP32, lse, False)}
-            return
-        for name, value in (gradients or {}).items():
-            if value is not None:
-                self._add_gradient(name, value)
-        self.expected = {f"d{x.name}": self._rows(out_dtype, x.shape) for x in (q, k, v)}
-        for name, given in (("dbias", options.get("bias")), ("dsink", options.get("sinks"))):
-            if given is not None:
-                self.expected[name] = _Expected(schema.DTYPE_FP32, tuple(given.shape), False)
-
-    @property
-    def header(self) -> bytes:
-        return self._message.SerializeToString()
-
-    @property
-    def message(self):
-        return self._message
-
-    @property
-    def tensor_bytes(self) -> int:
-        return sum(map(len, self.payloads))
-
-    @property
-    def reply_bytes(self) -> int:
-        return sum(expected.size for expected in self.expected.values())
+        else:
+            for name, value in (gradients or {}).items():
+                if value is not None:
+                    self._add_gradient(name, value)
+            self.expected = {f"d{x.name}": self._rows(out_dtype, x.shape) for x in (q, k, v)}
+            for name, given in (("dbias", options.get("bias")), ("dsink", options.get("sinks"))):
+                if given is not None:
+                    shape = tuple(given.shape)
+                    self.expected[name] = _Expected(schema.DTYPE_FP32, shape, False)
+        self.header = header.SerializeToString()
+        self.tensor_bytes = sum(map(len, self.payloads))
+        self.reply_bytes = sum(expected.size for expected in self.expected.values())
 
     def _rows(self, dtype, shape):
         return _Expected(dtype, tuple(shape), self._swapped)
@@ -172,24 +159,24 @@ class Request:
             raise ValueError(f"{name} has shape {list(array.shape)}; its rank must be {self._rank}")
         if self._swapped:
             array.swap_axes(1, 2)
-        self._put(getattr(self._message, name), array, may_be_strided=True)
+        self._put(getattr(self.message, name), array, may_be_strided=True)
         return array
 
     def _add_gradient(self, name, value):
         if name in ("out", "dout"):
             self._add_rows(name, value)
         else:
-            self._put(getattr(self._message, name), Array(name, value, _FP32))
+            self._put(getattr(self.message, name), Array(name, value, _FP32))
 
     def _put(self, tensor, array, may_be_strided=False):
         tensor.dtype = array.dtype
         tensor.shape.extend(array.shape)
         if not self._bodies or array.values is None:
             return
-        data, strides = array.encode(may_be_strided)
+        data, address, strides = array.encode(may_be_strided)
         if strides is not None:
             tensor.strides.extend(strides)
-        place = (np.frombuffer(data, np.uint8).ctypes.data if len(data) else None, len(data))
+        place = (address, len(data))
         if place not in self._payload_of:
             self._payload_of[place] = len(self.payloads)
             self.payloads.append(data)

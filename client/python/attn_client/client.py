@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 
 from . import schema, transport
 from .call import Request, plan_request
-from .transport import Cancellation, method
+from .transport import Cancellation, Exchange, Retry, method
 
 
 class Client:
@@ -19,7 +21,8 @@ class Client:
 
     def __init__(self, target: str = "127.0.0.1:50051", **options):
         self._options = transport.Options(target, **options)
-        self._channel = transport.channel(self._options)
+        self._channel = transport.channel(grpc, self._options)
+        self._methods = {}  # made once: that takes as long as sending
         try:
             info = self._simple(method("GetServerInfo"), b"", self._options.connect_timeout, None,
                                 wait_for_ready=True)
@@ -86,34 +89,45 @@ class Client:
 
     def _simple(self, name, request: bytes, timeout, cancellation, wait_for_ready=None) -> bytes:
         """A unary call of few bytes."""
-        retry = transport.Retry(self._options.max_retries, timeout, cancellation)
-        while True:
-            left = retry.begin()
-            try:
-                return self._unary(name, request, cancellation, timeout=left,
-                                   wait_for_ready=wait_for_ready)
-            except grpc.RpcError as error:
-                retry.wait_after(error)
+        def attempt(left, _):
+            return self._unary(name, request, cancellation, timeout=left,
+                               wait_for_ready=wait_for_ready)
+
+        return self._with_retries(attempt, timeout, cancellation)
 
     def _exchange(self, request, timeout, streaming, traceparent, cancellation):
-        exchange = transport.Exchange(self._options, self._limits, request, streaming)
-        retry = transport.Retry(self._options.max_retries, timeout, cancellation)
-        metadata = () if traceparent is None else (("traceparent", traceparent),)
+        exchange = Exchange(self._options, self._limits, request, streaming, traceparent)
+        return self._run(exchange, timeout, cancellation)
+
+    def _run(self, exchange: Exchange, timeout, cancellation):
+        def attempt(left, attempts):
+            reply = exchange.begin()
+            if exchange.streaming:
+                self._stream(exchange, reply, cancellation, left)
+            else:
+                reply.read_unary(self._unary(exchange.method, exchange.message, cancellation,
+                                             timeout=left, metadata=exchange.metadata))
+            return exchange.result(reply, attempts)
+
+        return self._with_retries(attempt, timeout, cancellation)
+
+    def _with_retries(self, attempt, timeout, cancellation):
+        """attempt(seconds left, attempts so far) until it succeeds."""
+        retry = Retry(self._options.max_retries, timeout)
+        wait = time.sleep if cancellation is None else cancellation.wait
+        if cancellation is not None:
+            cancellation.wait(0)
         while True:
             left = retry.begin()
-            reply = exchange.begin()
             try:
-                if exchange.streaming:
-                    self._stream(exchange, reply, cancellation, timeout=left, metadata=metadata)
-                else:
-                    reply.read_unary(self._unary(exchange.method, exchange.message, cancellation,
-                                                 timeout=left, metadata=metadata))
-                return exchange.result(reply, retry.attempts)
+                return attempt(left, retry.attempts)
             except grpc.RpcError as error:
-                retry.wait_after(error)
+                wait(retry.delay_after(error))
 
     def _unary(self, name, message: bytes, cancellation, **options) -> bytes:
-        call = self._channel.unary_unary(name)
+        call = self._methods.get(name)
+        if call is None:
+            call = self._methods[name] = self._channel.unary_unary(name)
         if cancellation is None:
             return call(message, **options)
         future = call.future(message, **options)
@@ -123,8 +137,9 @@ class Client:
         except grpc.FutureCancelledError:
             raise future from None  # an RpcError too, with code CANCELLED
 
-    def _stream(self, exchange, reply, cancellation, **options):
-        call = self._channel.stream_stream(exchange.method)(exchange.messages(), **options)
+    def _stream(self, exchange, reply, cancellation, left):
+        call = self._channel.stream_stream(exchange.method)(
+            exchange.messages(), timeout=left, metadata=exchange.metadata)
         if cancellation is not None:
             cancellation.watch(call)
         try:

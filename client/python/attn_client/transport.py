@@ -15,7 +15,7 @@ from .call import Reply, Request
 from .errors import AttentionError
 
 _MIB = 1 << 20
-_MAX_STREAM_THRESHOLD = 64 * _MIB
+_MAX_STREAM_THRESHOLD = 16 * _MIB  # from there on streams are faster here (tests/bench: python-client)
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _MAX_PUSHBACK_MS = 86_400_000  # no wait that makes sense is longer than a day
 
@@ -35,7 +35,7 @@ class Options:
     four is given, the system's authorities without tls_ca. tls_server_name: overrides the name to
     check. connect_timeout: seconds in which the server must answer. stream_threshold_bytes: calls
     whose tensors, in or out, exceed this go by the streaming methods; default: the server's
-    max_unary_bytes, at most 64 MiB. max_retries: of UNAVAILABLE, and of RESOURCE_EXHAUSTED with
+    max_unary_bytes, at most 16 MiB. max_retries: of UNAVAILABLE, and of RESOURCE_EXHAUSTED with
     pushback; attention is a pure function, so every call is safe to repeat. channel_options: pairs
     for gRPC, over ours.
     """
@@ -74,11 +74,12 @@ class Options:
         return arguments + list(self.channel_options)
 
 
-def channel(options: Options) -> grpc.Channel:
+def channel(api, options: Options):
+    """A channel of `api`: grpc or grpc.aio."""
     credentials = options.credentials()
     if credentials is None:
-        return grpc.insecure_channel(options.target, options=options.arguments())
-    return grpc.secure_channel(options.target, credentials, options=options.arguments())
+        return api.insecure_channel(options.target, options=options.arguments())
+    return api.secure_channel(options.target, credentials, options=options.arguments())
 
 
 class Cancellation:
@@ -113,8 +114,9 @@ class Cancellation:
 class Exchange:
     """What one call sends, and in which form: unary or streaming."""
 
-    def __init__(self, options: Options, limits, request: Request, streaming):
+    def __init__(self, options: Options, limits, request: Request, streaming, traceparent):
         self.request = request
+        self.metadata = () if traceparent is None else (("traceparent", traceparent),)
         self.streaming = self._choose(options, limits, request, streaming)
         self.method = method(request.method + ("Stream" if self.streaming else ""))
         self._start = 0.0
@@ -152,19 +154,15 @@ class Exchange:
 
 
 class Retry:
-    """Counts attempts and waits until the next one is due."""
+    """Counts attempts and says when the next one is due."""
 
-    def __init__(self, max_retries: int, timeout, cancellation: Cancellation | None):
+    def __init__(self, max_retries: int, timeout):
         self.attempts = 0
         self._max_retries = max_retries
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._cancellation = cancellation
 
     def begin(self):
-        """Counts an attempt; gives the seconds left or None. AttentionError where none are left, or
-        where the call was cancelled."""
-        if self._cancellation is not None:
-            self._cancellation.wait(0)
+        """Counts an attempt; gives the seconds left or None. AttentionError where none are left."""
         self.attempts += 1
         left = self._seconds_left()
         if left is not None and left <= 0:
@@ -172,9 +170,10 @@ class Retry:
             raise AttentionError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
         return left
 
-    def wait_after(self, error: grpc.RpcError):
-        """Waits for the next attempt; raises AttentionError where there is none."""
-        trailers = dict(error.trailing_metadata() or ())
+    def delay_after(self, error: grpc.RpcError) -> float:
+        """Seconds until the next attempt; raises AttentionError where there is none."""
+        # grpc.aio's Metadata iterates over pairs, but calls itself a mapping: no dict().
+        trailers = {key: value for key, value in error.trailing_metadata() or ()}
         delay = retry_delay(error.code(), trailers.get("grpc-retry-pushback-ms"), self.attempts,
                             self._max_retries, random.random())
         # A wait that reaches the deadline cannot help: the reason for the failure is worth more.
@@ -182,10 +181,7 @@ class Retry:
         if delay is None or (left is not None and delay >= left):
             raise AttentionError(error.code(), error.details() or "",
                                  _rejections(trailers.get("attn-rejections"))) from None
-        if self._cancellation is None:
-            time.sleep(delay)
-        else:
-            self._cancellation.wait(delay)
+        return delay
 
     def _seconds_left(self):
         return None if self._deadline is None else self._deadline - time.monotonic()
