@@ -6,16 +6,18 @@ from setuptools import setup
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
+CONTRACT = PROTO / "attention" / "v1" / "attention.proto"
 COMPILED = HERE / "attn_client" / "attention.binpb"
 
 
 def compile_contract():
-    if not PROTO.is_dir() and COMPILED.exists():
-        return  # a source distribution, which brings it along
+    if not CONTRACT.exists():
+        if COMPILED.exists():
+            return  # a source distribution, which brings it along
+        raise SystemExit(f"{CONTRACT} is missing: build within the repository, with pip 21.3 or later")
     from grpc_tools import protoc
-    if protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={COMPILED}",
-                    str(PROTO / "attention" / "v1" / "attention.proto")]) != 0:
-        raise SystemExit("attention.proto does not compile")
+    if protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={COMPILED}", str(CONTRACT)]) != 0:
+        raise SystemExit(f"{CONTRACT} does not compile")
 
 
 compile_contract()

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import socket
 import threading
 import time
 import unittest
@@ -152,9 +153,9 @@ class PythonClientFaultsTest(unittest.TestCase):
     def test_unary_replies_that_are_not_whole_are_internal(self):
         fp16 = tensor(pb.DTYPE_FP16, Q.shape, 0)
         for words, reply in (
-                ("out is DTYPE_UNSPECIFIED []", b""),
-                ("out is DTYPE_FP16", unary(good_header(out=fp16))),
-                ("lse is DTYPE_FP32 [2, 3, 1]",
+                ("out is UNSPECIFIED []", b""),
+                ("out is FP16", unary(good_header(out=fp16))),
+                ("lse is FP32 [2, 3, 1]",
                  unary(good_header(lse=tensor(pb.DTYPE_FP32, (2, 3, 1), 1)))),
                 ("lse is not a contiguous payload of its own",
                  unary(good_header(lse=tensor(pb.DTYPE_FP32, (2, 1, 3), 0)))),
@@ -168,6 +169,10 @@ class PythonClientFaultsTest(unittest.TestCase):
                 ("a field of 96 B at byte", unary()[:60]),
                 ("wire type 3", b"\x0b"),
                 ("it has no report", unary(report=None)),
+                # Of another wire type a field is unknown.
+                ("out is UNSPECIFIED []", b"\x08\x01" + unary()[len(HEADER):]),
+                ("it has no report", unary(report=None) + b"\x18\x03"),
+                ("out is 77 []", unary(pb.ForwardResponseHeader(out=pb.Tensor(dtype=77)))),
                 ("does not end", b"\x0a\xff\xff\xff"),
                 ("does not end", b"\x0a" + b"\xff" * 11),
                 ("ForwardResponseHeader", b"\x0a\x02\x0a\x7f"),
@@ -190,6 +195,9 @@ class PythonClientFaultsTest(unittest.TestCase):
                 ("56 B at 40 of payload 0, of which 0", [HEADER, STREAM[3], STREAM[2], END]),
                 ("40 B at 0 of payload 0, of which 40", [*STREAM[:3], *STREAM[2:]]),
                 ("payload 5, which belongs to no tensor", [HEADER, chunk(5, 0, b"x"), END]),
+                ("a part that is known", [b"\x08" + b"\xff" * 6 + b"\x01"]),
+                ("a part that is known", [HEADER, b"\x18\x03"]),
+                ("0 of 96 B of out", [HEADER, b"\x12\x04\x08\x01\x18\x05", END]),
                 ("a part that is known", [b"\x22\x00"])):
             self.fake.replies["ForwardStream"] = always(reply)
             for use_asyncio in (False, True):
@@ -290,6 +298,119 @@ class PythonClientFaultsTest(unittest.TestCase):
         self.assertEqual(caught.exception.code, StatusCode.CANCELLED)
         self.assertLess(time.monotonic() - start, T)
 
+    def test_close_ends_a_call_that_waits_for_its_next_attempt(self):
+        arrived = threading.Event()
+
+        def push_back(context):
+            arrived.set()
+            abort(StatusCode.RESOURCE_EXHAUSTED, "full", "600000")(context)
+
+        self.fake.replies["Forward"] = self.fake.replies["ForwardStream"] = [push_back]
+        start = time.monotonic()
+        for streaming in (False, True):
+            client = self.client()
+            arrived.clear()
+            thread = threading.Thread(target=lambda: (arrived.wait(T), time.sleep(0.1),
+                                                      client.close()))
+            thread.start()
+            with self.assertRaises(AttentionError) as caught:
+                client.forward(Q, Q, Q, streaming=streaming)
+            self.assertEqual(str(caught.exception)[:9], "CANCELLED")
+            thread.join()
+            with self.assertRaises(AttentionError) as caught:
+                client.forward(Q, Q, Q, streaming=streaming)
+            self.assertEqual(caught.exception.details, "the client is closed")
+
+            async def run():
+                arrived.clear()
+                client = await attn_client.AsyncClient(self.fake.target).connect()
+                call = asyncio.ensure_future(client.forward(Q, Q, Q, streaming=streaming))
+                await asyncio.to_thread(arrived.wait, T)
+                await asyncio.sleep(0.1)
+                await client.close()
+                for waiting in (call, client.forward(Q, Q, Q), client.connect()):
+                    with self.assertRaises(AttentionError) as caught:
+                        await waiting
+                    self.assertEqual(caught.exception.code, StatusCode.CANCELLED)
+
+            asyncio.run(run())
+        self.assertLess(time.monotonic() - start, T)
+
+    def test_close_ends_a_call_that_runs(self):
+        release = threading.Event()
+        self.addCleanup(release.set)
+        self.fake.replies["Forward"] = [lambda context: release.wait(T) and b""]
+
+        async def run():
+            client = await attn_client.AsyncClient(self.fake.target).connect()
+            call = asyncio.ensure_future(client.forward(Q, Q, Q))
+            while "Forward" not in self.fake.calls:
+                await asyncio.sleep(0.01)
+            await client.close()
+            with self.assertRaises(AttentionError) as caught:
+                await call
+            self.assertEqual(caught.exception.details, "the client is closed")
+
+        asyncio.run(run())
+
+    def test_an_asyncio_timeout_counts_connecting(self):
+        """Of a server that accepts connections and says nothing; 20 calls at once, and again."""
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+
+        async def run():
+            client = attn_client.AsyncClient(f"127.0.0.1:{silent.getsockname()[1]}",
+                                             connect_timeout=1.0)
+            for _ in range(2):
+                errors = await asyncio.gather(
+                    *(client.forward(Q, Q, Q, timeout=0.2) for _ in range(20)), client.healthy(),
+                    return_exceptions=True)
+                self.assertEqual([e.code for e in errors[:-1]], [StatusCode.DEADLINE_EXCEEDED] * 20)
+                self.assertIn("no answer from", errors[-1].details)
+            waiting = asyncio.ensure_future(client.forward(Q, Q, Q))
+            await asyncio.sleep(0.05)
+            await client.close()
+            with self.assertRaises(AttentionError) as caught:
+                await waiting
+            self.assertEqual(caught.exception.details, "the client is closed")
+
+        start = time.monotonic()
+        asyncio.run(run())
+        self.assertLess(time.monotonic() - start, T)
+
+    def test_first_calls_share_one_connection(self):
+        self.fake.replies["Forward"] = always(unary())
+
+        async def run():
+            async with attn_client.AsyncClient(self.fake.target) as client:
+                pass
+            client = attn_client.AsyncClient(self.fake.target)
+            first = asyncio.ensure_future(client.forward(Q, Q, Q))
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(*(client.forward(Q, Q, Q) for _ in range(8)))
+            self.assertTrue(first.cancelled())
+            return client
+
+        client = asyncio.run(run())
+        self.assertEqual(self.fake.calls.count("GetServerInfo"), 2)
+        with self.assertRaisesRegex(RuntimeError, "belongs to another event loop"):
+            asyncio.run(client.forward(Q, Q, Q))
+
+    def test_what_newer_servers_may_say(self):
+        report = pb.ExecutionReport(path="p", rejections=[pb.Rejection(path="x", reason=99)])
+        self.fake.replies["Forward"] = always(unary(report=report))
+        self.assertEqual(self.forward(False).rejections, [("x", "99", "")])
+
+    def test_garbage_for_what_is_not_attention(self):
+        client = self.client()
+        for method in ("GetServerInfo", "Plan"):
+            self.fake.replies[method] = always(b"\x0a\x7f")
+        for call in (client.server_info, lambda: client.plan(Q, Q, Q), self.client):
+            with self.assertRaises(AttentionError) as caught:
+                call()
+            self.assertEqual(caught.exception.code, StatusCode.INTERNAL)
+
     def test_a_tripped_client_can_be_used_again(self):
         self.fake.replies["Forward"] = [lambda _: b"\x0b", *always(unary())]
         client = self.client()
@@ -305,6 +426,7 @@ class PythonClientFaultsTest(unittest.TestCase):
         self.assertEqual(transport.retry_delay(code, "1000", 1, 3, 0.5), 1.05)
         self.assertEqual(transport.retry_delay(code, str(10 ** 30), 1, 3, 0.0), 86400)
         self.assertIsNone(transport.retry_delay(code, None, 4, 3, 0.0))
+        self.assertEqual(transport.retry_delay(code, None, 10 ** 6, 10 ** 6, 0.0), 2.5)
 
     def test_the_contract_is_the_one_in_the_tree(self):
         for name, message in (("BackwardRequestHeader", pb.BackwardRequestHeader),

@@ -4,6 +4,7 @@ import importlib.util
 import unittest
 
 import attn_client
+import numpy as np
 
 from harness.readme import python_blocks
 from harness.server import Attnd
@@ -46,7 +47,7 @@ class PythonClientTorchTest(unittest.TestCase):
             q, k, v = self.tensors(dtype, (2, 4, 19, 32), (2, 4, 23, 32), (2, 4, 23, 32))
             mask, = self.tensors(dtype, (4, 19, 23))
             shown = torch.rand(2, 1, 19, 23) < 0.7
-            shown[..., 0] = True  # PyTorch gives NaN for a row that sees nothing
+            shown[..., 0] = True  # a row that sees nothing was NaN in some versions of PyTorch
             for arguments, more in (({}, []), ({"is_causal": True}, []), ({"scale": 0.3}, []),
                                     ({"attn_mask": mask}, [mask]), ({"attn_mask": shown}, [])):
                 with self.subTest(dtype=dtype, **{name: True for name in arguments}):
@@ -56,6 +57,11 @@ class PythonClientTorchTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "exclude each other"):
             remote.scaled_dot_product_attention(self.client, q, k, v, attn_mask=shown,
                                                 is_causal=True)
+        with self.assertRaisesRegex(ValueError, r"key has shape \[4, 23, 32\]; its rank must be 4"):
+            remote.scaled_dot_product_attention(self.client, q, k[0], v[0])
+        for p in (-0.5, float("nan"), 1.0):
+            with self.assertRaisesRegex(attn_client.AttentionError, "dropout.p"):
+                remote.scaled_dot_product_attention(self.client, q, k, v, dropout_p=p)
         with self.assertRaisesRegex(ValueError, "enable_gqa"):
             remote.scaled_dot_product_attention(self.client, q, k[:, :2], v[:, :2])
 
@@ -76,6 +82,37 @@ class PythonClientTorchTest(unittest.TestCase):
             return torch.cat([out.flatten(), scores.logsumexp(-1).flatten()])
 
         self.check(ours, theirs, [q, k, v, bias, sinks], 2e-5)
+
+    def test_second_derivatives_fail(self):
+        q, k, v = self.tensors(torch.float32, (1, 9, 2, 16), (1, 12, 2, 16), (1, 12, 2, 16))
+        out = remote.attention(self.client, q, k, v)
+        dq, = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with self.assertRaisesRegex(NotImplementedError, "differentiable once"):
+            dq.pow(2).sum().backward()
+
+    def test_arguments_are_as_they_were_in_forward(self):
+        q, k, v = self.tensors(torch.float32, (2, 9, 2, 16), (2, 12, 2, 16), (2, 12, 2, 16))
+        gradients = []
+        for change in (False, True):
+            lengths = np.array([5, 12])
+            out = remote.attention(self.client, q, k, v, seqlens_k=lengths)
+            if change:
+                lengths[:] = 1
+            gradients.append(torch.autograd.grad(out.sum(), q)[0])
+        self.assertTrue(torch.equal(*gradients))
+        with self.assertRaisesRegex(ValueError, "alibi_slopes requires grad"):
+            remote.attention(self.client, q, k, v, alibi_slopes=torch.ones(2, requires_grad=True))
+
+    def test_views_of_any_kind(self):
+        base = torch.randn(2, 16, 4, 64).to(torch.bfloat16)
+        for x in (base.transpose(1, 2), base[..., ::2], base[:, ::2], base[:, :, :1].expand(2, 16, 4, 64),
+                  torch.randn(2, 4, 8, 3, dtype=torch.complex64).conj().imag, base[:, :0]):
+            expected = self.client.forward(*(x.contiguous().resolve_neg().clone() for _ in range(3)))
+            found = self.client.forward(x, x, x)
+            self.assertTrue(torch.equal(found.out, expected.out))
+            self.assertEqual(self.client.plan(x, x, x).path, found.path)
+        with self.assertRaisesRegex(TypeError, "q cannot be read"):
+            self.client.forward(torch.empty(1, 2, 1, 4, device="meta"), base, base)
 
     def test_gradients_of_lse_alone(self):
         q, k, v = self.tensors(torch.float32, (1, 9, 2, 16), (1, 12, 2, 16), (1, 12, 2, 16))

@@ -7,15 +7,18 @@ import sys
 
 import numpy as np
 
-from . import schema
+from . import checks, schema
 
 ITEM_BYTES = {schema.DTYPE_FP32: 4, schema.DTYPE_FP16: 2, schema.DTYPE_BF16: 2,
               schema.DTYPE_UINT8: 1}
+FLOATS = (schema.DTYPE_FP32, schema.DTYPE_FP16, schema.DTYPE_BF16)
 _BY_DTYPE = {np.dtype("<f4"): schema.DTYPE_FP32, np.dtype("<f2"): schema.DTYPE_FP16,
              np.dtype("u1"): schema.DTYPE_UINT8, np.dtype("?"): schema.DTYPE_UINT8}
+_BY_NAME = {"float32": schema.DTYPE_FP32, "float16": schema.DTYPE_FP16,
+            "bfloat16": schema.DTYPE_BF16, "uint8": schema.DTYPE_UINT8, "bool": schema.DTYPE_UINT8}
 _STORED = {schema.DTYPE_FP32: np.dtype("<f4"), schema.DTYPE_FP16: np.dtype("<f2"),
            schema.DTYPE_BF16: np.dtype("<u2"), schema.DTYPE_UINT8: np.dtype("u1")}
-FLOATS = (schema.DTYPE_FP32, schema.DTYPE_FP16, schema.DTYPE_BF16)
+_SHORT_NAMES = {"fp32": schema.DTYPE_FP32, "fp16": schema.DTYPE_FP16, "bf16": schema.DTYPE_BF16}
 
 
 class BFloat16:
@@ -38,7 +41,7 @@ class BFloat16:
         return cls(np.where(np.isnan(values), np.uint16(0x7FC0), rounded))
 
     def to_float32(self) -> np.ndarray:
-        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(self.bits.astype(np.uint32) << 16).view(np.float32)
 
     @property
     def shape(self):
@@ -49,15 +52,12 @@ class Spec:
     """Shape and dtype ("fp32", "fp16", "bf16") of a tensor without contents, for plan()."""
 
     def __init__(self, shape, dtype: str):
-        self.shape = tuple(int(extent) for extent in shape)
-        self.dtype = dtype_number(dtype)
+        self.shape = tuple(checks.integers("shape", shape))
+        self.dtype = dtype_number("dtype", dtype)
 
 
-def dtype_number(name: str) -> int:
-    known = {"fp32": schema.DTYPE_FP32, "fp16": schema.DTYPE_FP16, "bf16": schema.DTYPE_BF16}
-    if name not in known:
-        raise ValueError(f"dtype {name!r} is not one of {', '.join(known)}")
-    return known[name]
+def dtype_number(name: str, value: str) -> int:
+    return checks.one_of(name, value, _SHORT_NAMES)
 
 
 def _is_torch(value) -> bool:
@@ -66,71 +66,107 @@ def _is_torch(value) -> bool:
 
 
 class Array:
-    """One argument as NumPy sees it: `values` (bf16: uint16) and the wire's dtype."""
+    """An argument: its shape, the wire's dtype, and how it lies in memory."""
 
     def __init__(self, name: str, value, allowed):
-        self.name = name
-        if isinstance(value, Spec):
-            self.values, self.dtype, self.shape = None, value.dtype, value.shape
+        self._name, self._value = name, value
+        self.swapped = False
+        if _is_torch(value):
+            self.dtype = _BY_NAME.get(str(value.dtype)[len("torch."):])
+        elif isinstance(value, BFloat16):
+            self._value, self.dtype = value.bits, schema.DTYPE_BF16
+        elif isinstance(value, Spec):
+            self.dtype = value.dtype
+        elif isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array; its mask would not be used")
         else:
-            self.values, self.dtype = _to_numpy(value)
-            self.shape = self.values.shape
+            try:
+                self._value = np.asarray(value)
+            except Exception as error:
+                raise TypeError(f"{name} cannot be read as an array: {error}") from None
+            dtype = self._value.dtype
+            self.dtype = _BY_DTYPE.get(dtype) or _BY_NAME.get(dtype.name)
+            if self.dtype == schema.DTYPE_BF16:
+                self._value = self._value.view(np.uint16)
         if self.dtype not in allowed:
-            given = getattr(value, "dtype", None) or self.values.dtype
             names = ", ".join(schema.DType.Name(dtype)[len("DTYPE_"):].lower() for dtype in allowed)
-            raise TypeError(f"{name} has dtype {given}; it must be one of {names}")
+            raise TypeError(f"{name} has dtype {getattr(value, 'dtype', self._value.dtype)}; it must "
+                            f"be one of {names}")
+        self.shape = tuple(self._value.shape)
+
+    @property
+    def is_spec(self) -> bool:
+        return isinstance(self._value, Spec)
 
     def swap_axes(self, a: int, b: int):
-        """A view with two axes exchanged."""
+        """The same with two axes exchanged."""
+        self.swapped = True
         shape = list(self.shape)
         shape[a], shape[b] = shape[b], shape[a]
         self.shape = tuple(shape)
-        if self.values is not None:
-            self.values = self.values.swapaxes(a, b)
+        if not self.is_spec:
+            self._value = self._value.swapaxes(a, b)
 
-    def encode(self, may_be_strided: bool):
-        """(bytes as a memoryview, their address, strides in elements or None: contiguous)."""
-        values = self.values.astype(_STORED[self.dtype], copy=False)
-        strides = None
-        if not values.flags.c_contiguous:
-            order = _memory_order(values) if may_be_strided else None
-            if order is None:
-                values = np.ascontiguousarray(values)
-            else:
-                strides = [stride // values.itemsize for stride in values.strides]
-                values = values.transpose(order)
+    def strides(self):
+        """Strides to send, in elements, where the values lie contiguous but for the order of their
+        axes, of which the last one is the fastest; else None, and encode() makes them contiguous."""
+        if self.is_spec or self._is_contiguous():
+            return None
+        order = self._memory_order()
+        if order is None:
+            return None
+        strides, step = [0] * len(order), 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= self.shape[axis]
+        return strides
+
+    def encode(self, strided: bool):
+        """(bytes as a memoryview, their address). strided: strides() are sent."""
+        values = self._to_numpy().astype(_STORED[self.dtype], copy=False)
+        values = values.transpose(self._memory_order()) if strided else np.ascontiguousarray(values)
         data = values.reshape(-1).view(np.uint8)
-        return memoryview(data), data.__array_interface__["data"][0], strides
+        return memoryview(data), data.__array_interface__["data"][0]
 
-
-def _to_numpy(value):
-    """(array, bfloat16 as uint16; the wire's dtype, or None: it has none)."""
-    if isinstance(value, BFloat16):
-        return value.bits, schema.DTYPE_BF16
-    if _is_torch(value):
+    def _to_numpy(self) -> np.ndarray:
+        if not _is_torch(self._value):
+            return self._value
         torch = sys.modules["torch"]
-        value = value.detach()
-        if value.device.type != "cpu":
-            value = value.cpu()
-        if value.dtype == torch.bfloat16:
-            return value.view(torch.int16).numpy().view(np.uint16), schema.DTYPE_BF16
-        value = value.numpy()
-    array = np.asarray(value)
-    dtype = _BY_DTYPE.get(array.dtype)
-    if dtype is None:
-        if array.dtype.name == "bfloat16":
-            return array.view(np.uint16), schema.DTYPE_BF16
-        dtype = _BY_DTYPE.get(array.dtype.newbyteorder("<"))
-    return array, dtype
+        try:
+            value = self._value.detach().cpu().resolve_conj().resolve_neg()
+            if value.dtype == torch.bfloat16:
+                return value.view(torch.int16).numpy().view(np.uint16)
+            return value.numpy()
+        except (RuntimeError, NotImplementedError) as error:
+            raise TypeError(f"{self._name} cannot be read: {error}") from None
 
+    def _is_contiguous(self) -> bool:
+        if _is_torch(self._value):
+            return self._value.is_contiguous()
+        return self._value.flags.c_contiguous
 
-def _memory_order(values: np.ndarray):
-    """Axes from slowest to fastest where `values` is a contiguous array with axes exchanged and its
-    last axis the fastest; else None."""
-    order = sorted(range(values.ndim), key=lambda axis: (-values.strides[axis], axis))
-    if values.size == 0 or order[-1] != values.ndim - 1:
-        return None
-    return order if values.transpose(order).flags.c_contiguous else None
+    def _memory_order(self):
+        """Axes from slowest to fastest, or None: see strides()."""
+        if _is_torch(self._value):
+            steps = self._value.stride()
+        else:
+            size = self._value.itemsize
+            if any(step % size for step in self._value.strides):
+                return None
+            steps = [step // size for step in self._value.strides]
+        # Where an axis of extent 1 lies makes no difference: it keeps its place.
+        axes = [axis for axis, extent in enumerate(self.shape) if extent > 1]
+        order = sorted(axes, key=lambda axis: -steps[axis])
+        expected = 1
+        for axis in reversed(order):
+            if steps[axis] != expected:
+                return None
+            expected *= self.shape[axis]
+        last = len(self.shape) - 1
+        if order and order[-1] != last and self.shape[last] > 1:
+            return None
+        places = iter(order)
+        return [next(places) if extent > 1 else axis for axis, extent in enumerate(self.shape)]
 
 
 class Like:
@@ -143,7 +179,7 @@ class Like:
         elif _is_torch(value):
             self._device = value.device
         elif not isinstance(value, Spec):
-            dtype = np.asarray(value).dtype
+            dtype = getattr(value, "dtype", None)
             self._bfloat16 = lambda bits: bits.view(dtype)
 
     def make(self, dtype: int, shape, data, swapped: bool):

@@ -8,12 +8,14 @@ import typing
 
 from google.protobuf.message import DecodeError
 
-from . import schema, wire
+from . import checks, schema, wire
 from .arrays import FLOATS, ITEM_BYTES, Array, Like, dtype_number
 from .errors import bad_reply
 
 _FP32 = (schema.DTYPE_FP32,)
 _ALIGNMENTS = {"bottom-right": schema.ALIGNMENT_BOTTOM_RIGHT, "top-left": schema.ALIGNMENT_TOP_LEFT}
+_LAYOUTS = {"bshd": 4, "bhsd": 4, "thd": 3}  # ranks of q, k, v
+_PASSES = {"forward": schema.PASS_FORWARD, "backward": schema.PASS_BACKWARD}
 _POLICIES = {"auto": schema.PATH_POLICY_AUTO, "require-flash": schema.PATH_POLICY_REQUIRE_FLASH,
              "force-standard": schema.PATH_POLICY_FORCE_STANDARD}
 _REPORT_LEVELS = {"basic": schema.REPORT_LEVEL_BASIC, "full": schema.REPORT_LEVEL_FULL}
@@ -31,7 +33,7 @@ class Dropout:
     offset: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BlockMask:
     """Which blocks of the score matrix are visible.
 
@@ -44,6 +46,14 @@ class BlockMask:
     block_k: int = 128
 
 
+def enum_name(enum, number: int) -> str:
+    """A value's name without its prefix; the number where a newer server knows more values."""
+    try:
+        return enum.Name(number).partition("_")[2]
+    except ValueError:
+        return str(number)
+
+
 class _Result:
     @property
     def path(self) -> str:
@@ -53,11 +63,11 @@ class _Result:
     @property
     def rejections(self) -> list:
         """(path, reason, detail) of each reason for each faster path that was not taken."""
-        return [(r.path, schema.Reason.Name(r.reason)[len("REASON_"):], r.detail)
+        return [(r.path, enum_name(schema.Reason, r.reason), r.detail)
                 for r in self.report.rejections]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ForwardResult(_Result):
     """out: layout of q, with head_dim_v. lse: float32, natural log, [batch, num_heads, seqlen_q]
     (THD: [num_heads, total_q]). report: schema.ExecutionReport. latency_s: of the attempt that
@@ -71,7 +81,7 @@ class ForwardResult(_Result):
     attempts: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BackwardResult(_Result):
     """dq, dk, dv: shaped like q, k, v. dbias, dsink: float32, None without bias or sinks."""
 
@@ -86,11 +96,11 @@ class BackwardResult(_Result):
     attempts: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
     dtype: int
     shape: tuple
-    swapped: bool  # handed out with axes 1 and 2 exchanged
+    swapped: bool = False  # handed out with axes 1 and 2 exchanged
 
     @property
     def size(self):
@@ -100,131 +110,151 @@ class _Expected:
 class Request:
     """A header, its payloads and what the reply must hold.
 
-    method: "Forward" or "Backward". message: the header; header: its bytes. payloads: memoryviews of
-    bytes. expected: the reply's tensors by name. like: makes the results.
+    method: "Forward" or "Backward". arguments: what a caller gave beside the tensors, by name.
+    gradients: out, lse, dout, dlse of a backward call. plan: without contents, but for the block mask.
+    message: the header; header: its bytes. payloads: memoryviews of bytes. expected: the reply's
+    tensors by name. like: makes the results.
     """
 
-    def __init__(self, method, q, k, v, *, layout=None, cu_seqlens_q=None, cu_seqlens_k=None,
-                 path_policy="auto", report_level="basic", gradients=None, bodies=True, **options):
+    def __init__(self, method: str, q, k, v, arguments: dict, gradients=None, plan: bool = False):
         self.method = method
-        self.payloads = []
-        self._payload_of = {}  # (address, size) -> index: tensors in one place travel once
-        self._bodies = bodies
         self.message = getattr(schema, f"{method}RequestHeader")()
+        self.payloads = []
         self.like = Like(q)
-        if layout is None:
-            layout = "bshd" if cu_seqlens_q is None else "thd"
-        if layout not in ("bshd", "bhsd", "thd"):
-            raise ValueError(f"layout {layout!r} is not one of bshd, bhsd, thd")
-        self._rank = 3 if layout == "thd" else 4
+        self._plan = plan
+        self._encoded = {}   # id of an argument -> its payload and strides: q = k = v is encoded once
+        self._payload_of = {}  # (address, size) -> payload: tensors in one place travel once
+        unknown = arguments.keys() - _SETTERS.keys() - _SHAPES
+        if unknown:
+            raise TypeError(f"unknown argument {min(unknown)!r}; there are "
+                            f"{', '.join(sorted(_SETTERS.keys() | _SHAPES))}")
+        given = {name: value for name, value in arguments.items() if value is not None}
+
+        layout = given.get("layout", "thd" if "cu_seqlens_q" in given else "bshd")
+        self._rank = checks.one_of("layout", layout, _LAYOUTS)
         self._swapped = layout == "bhsd"
-        header = self.message
-
         q, k, v = (self._add_rows(name, value) for name, value in (("q", q), ("k", k), ("v", v)))
-        header.shape.layout = schema.LAYOUT_THD if self._rank == 3 else schema.LAYOUT_BSHD
-        header.shape.num_heads, header.shape.num_kv_heads = q.shape[-2], k.shape[-2]
-        header.shape.cu_seqlens_q.extend(_integers("cu_seqlens_q", cu_seqlens_q))
-        header.shape.cu_seqlens_k.extend(_integers("cu_seqlens_k", cu_seqlens_k))
-        self._set_options(header.options, **options)
-        header.path_policy.mode = _POLICIES.get(path_policy, schema.PATH_POLICY_NAMED)
-        if path_policy not in _POLICIES:
-            header.path_policy.path = path_policy
-        header.report_level = _one_of("report_level", report_level, _REPORT_LEVELS)
+        shape = self.message.shape
+        shape.layout = schema.LAYOUT_THD if self._rank == 3 else schema.LAYOUT_BSHD
+        shape.num_heads, shape.num_kv_heads = q.shape[-2], k.shape[-2]
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            getattr(shape, name).extend(checks.integers(name, given.get(name)))
 
-        out_dtype = header.options.out_dtype or q.dtype
+        self.expected = {}
+        for name, value in given.items():
+            if name in _SETTERS:
+                _SETTERS[name](self, name, value)
+        out_dtype = self.message.options.out_dtype or q.dtype
         if method == "Forward":
             lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
             self.expected = {"out": self._rows(out_dtype, (*q.shape[:-1], v.shape[-1])),
-                             "lse": _Expected(schema.DTYPE_FP32, lse, False)}
+                             "lse": _Expected(schema.DTYPE_FP32, lse)}
         else:
             for name, value in (gradients or {}).items():
-                if value is not None:
-                    self._add_gradient(name, value)
-            self.expected = {f"d{x.name}": self._rows(out_dtype, x.shape) for x in (q, k, v)}
-            for name, given in (("dbias", options.get("bias")), ("dsink", options.get("sinks"))):
-                if given is not None:
-                    shape = tuple(given.shape)
-                    self.expected[name] = _Expected(schema.DTYPE_FP32, shape, False)
-        self.header = header.SerializeToString()
+                if name in ("out", "dout"):
+                    self._add_rows(name, value)
+                elif value is not None:
+                    self._put(getattr(self.message, name), Array(name, value, _FP32), value)
+            self.expected.update((f"d{name}", self._rows(out_dtype, array.shape))
+                                 for name, array in (("q", q), ("k", k), ("v", v)))
+        self.header = self.message.SerializeToString()
         self.tensor_bytes = sum(map(len, self.payloads))
         self.reply_bytes = sum(expected.size for expected in self.expected.values())
 
     def _rows(self, dtype, shape):
         return _Expected(dtype, tuple(shape), self._swapped)
 
-    def _add_rows(self, name, value, allowed=FLOATS):
-        """q, k, v, out, dout: with a token axis and a head axis."""
-        array = Array(name, value, allowed)
+    def _add_rows(self, name, value) -> Array:
+        """q, k, v, out, dout: with a token axis and a head axis, and strides where that saves a copy."""
+        array = Array(name, value, FLOATS)
         if len(array.shape) != self._rank:
             raise ValueError(f"{name} has shape {list(array.shape)}; its rank must be {self._rank}")
         if self._swapped:
             array.swap_axes(1, 2)
-        self._put(getattr(self.message, name), array, may_be_strided=True)
+        self._put(getattr(self.message, name), array, value, strides=array.strides())
         return array
 
-    def _add_gradient(self, name, value):
-        if name in ("out", "dout"):
-            self._add_rows(name, value)
-        else:
-            self._put(getattr(self.message, name), Array(name, value, _FP32))
-
-    def _put(self, tensor, array, may_be_strided=False):
+    def _put(self, tensor, array: Array, value, strides=None, always=False):
         tensor.dtype = array.dtype
         tensor.shape.extend(array.shape)
-        if not self._bodies or array.values is None:
-            return
-        data, address, strides = array.encode(may_be_strided)
         if strides is not None:
             tensor.strides.extend(strides)
-        place = (address, len(data))
-        if place not in self._payload_of:
-            self._payload_of[place] = len(self.payloads)
-            self.payloads.append(data)
-        tensor.payload = self._payload_of[place]
+        if self._plan and not always:
+            return
+        if array.is_spec:
+            raise TypeError("a Spec has no contents; only plan() takes it")
+        key = (id(value), array.swapped, strides is not None)
+        if key not in self._encoded:
+            data, address = array.encode(strides is not None)
+            place = (address, len(data))
+            if place not in self._payload_of:
+                self._payload_of[place] = len(self.payloads)
+                self.payloads.append(data)
+            self._encoded[key] = self._payload_of[place]
+        tensor.payload = self._encoded[key]
 
-    def _set_options(self, to, *, softmax_scale=None, causal=False, alignment="bottom-right",
-                     window_left=None, window_right=None, seqlens_q=None, seqlens_k=None,
-                     softcap=None, alibi_slopes=None, bias=None, sinks=None, dropout=None,
-                     block_mask=None, deterministic=False, out_dtype=None):
-        for name, value in (("softmax_scale", softmax_scale), ("window_left", window_left),
-                            ("window_right", window_right), ("softcap", softcap)):
-            if value is not None:
-                setattr(to, name, value)
-        to.causal, to.deterministic = bool(causal), bool(deterministic)
-        to.alignment = _one_of("alignment", alignment, _ALIGNMENTS)
-        to.seqlens_q.extend(_integers("seqlens_q", seqlens_q))
-        to.seqlens_k.extend(_integers("seqlens_k", seqlens_k))
-        for name, value, allowed in (("alibi_slopes", alibi_slopes, _FP32), ("bias", bias, FLOATS),
-                                     ("sinks", sinks, _FP32)):
-            if value is not None:
-                self._put(getattr(to, name), Array(name, value, allowed))
-        if dropout is not None:
-            to.dropout.p, to.dropout.seed = dropout.p, dropout.seed
-            to.dropout.offset = dropout.offset
-        if block_mask is not None:
-            mask = Array("block_mask.mask", block_mask.mask, (schema.DTYPE_UINT8,))
-            bodies, self._bodies = self._bodies, True  # plan() reads it too
-            self._put(to.block_mask.mask, mask)
-            self._bodies = bodies
-            to.block_mask.block_q, to.block_mask.block_k = block_mask.block_q, block_mask.block_k
-        if out_dtype is not None:
-            to.out_dtype = dtype_number(out_dtype)
+    # One for each argument that is an option: (self, name, value).
+
+    def _set_number(self, name, value):
+        setattr(self.message.options, name, checks.number(name, value))
+
+    def _set_integer(self, name, value):
+        setattr(self.message.options, name, checks.integer(name, value))
+
+    def _set_flag(self, name, value):
+        setattr(self.message.options, name, bool(value))
+
+    def _set_lengths(self, name, value):
+        getattr(self.message.options, name).extend(checks.integers(name, value))
+
+    def _set_alignment(self, name, value):
+        self.message.options.alignment = checks.one_of(name, value, _ALIGNMENTS)
+
+    def _set_tensor(self, name, value):
+        array = Array(name, value, FLOATS if name == "bias" else _FP32)
+        self._put(getattr(self.message.options, name), array, value)
+        gradient = {"bias": "dbias", "sinks": "dsink"}.get(name)
+        if gradient:
+            self.expected[gradient] = _Expected(schema.DTYPE_FP32, array.shape)
+
+    def _set_dropout(self, name, value):
+        checks.instance(name, value, Dropout)
+        dropout = self.message.options.dropout
+        dropout.p = checks.number("dropout.p", value.p)
+        dropout.seed = checks.integer("dropout.seed", value.seed, signed=False)
+        dropout.offset = checks.integer("dropout.offset", value.offset, 32, signed=False)
+
+    def _set_block_mask(self, name, value):
+        checks.instance(name, value, BlockMask)
+        block_mask = self.message.options.block_mask
+        array = Array("block_mask.mask", value.mask, (schema.DTYPE_UINT8,))
+        self._put(block_mask.mask, array, value.mask, always=True)
+        block_mask.block_q = checks.integer("block_mask.block_q", value.block_q)
+        block_mask.block_k = checks.integer("block_mask.block_k", value.block_k)
+
+    def _set_out_dtype(self, name, value):
+        self.message.options.out_dtype = dtype_number(name, value)
+
+    def _set_path_policy(self, name, value):
+        policy = self.message.path_policy
+        policy.mode = _POLICIES.get(checks.instance(name, value, str), schema.PATH_POLICY_NAMED)
+        if value not in _POLICIES:
+            policy.path = value
+
+    def _set_report_level(self, name, value):
+        self.message.report_level = checks.one_of(name, value, _REPORT_LEVELS)
 
 
-def _one_of(name, value, known):
-    if value not in known:
-        raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")
-    return known[value]
-
-
-def _integers(name, values):
-    if values is None:
-        return []
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
-    for value in values:
-        if not isinstance(value, int):
-            raise TypeError(f"{name} holds {value!r}; it must hold integers")
-    return values
+_SHAPES = {"layout", "cu_seqlens_q", "cu_seqlens_k"}
+_SETTERS = {
+    "softmax_scale": Request._set_number, "softcap": Request._set_number,
+    "window_left": Request._set_integer, "window_right": Request._set_integer,
+    "causal": Request._set_flag, "deterministic": Request._set_flag,
+    "seqlens_q": Request._set_lengths, "seqlens_k": Request._set_lengths,
+    "alignment": Request._set_alignment, "alibi_slopes": Request._set_tensor,
+    "bias": Request._set_tensor, "sinks": Request._set_tensor, "dropout": Request._set_dropout,
+    "block_mask": Request._set_block_mask, "out_dtype": Request._set_out_dtype,
+    "path_policy": Request._set_path_policy, "report_level": Request._set_report_level}
 
 
 class Reply:
@@ -261,13 +291,13 @@ class Reply:
             raise bad_reply("it has no " + ("header" if self._header is None else "report"))
         found = {}
         for name, expected in self._request.expected.items():
-            tensor = getattr(self._header, name)
-            data = self._payloads[tensor.payload]
-            if self._filled[tensor.payload] != len(data):
-                raise bad_reply(f"{self._filled[tensor.payload]} of {len(data)} B of {name}")
+            index = getattr(self._header, name).payload
+            data = self._payloads[index]
+            if self._filled[index] != len(data):
+                raise bad_reply(f"{self._filled[index]} of {len(data)} B of {name}")
             found[name] = self._request.like.make(expected.dtype, expected.shape, data,
-                                                   expected.swapped)
-        report = _parse(schema.ExecutionReport, self._report)
+                                                  expected.swapped)
+        report = parse(schema.ExecutionReport, self._report)
         if self._request.method == "Forward":
             return ForwardResult(**found, report=report, latency_s=latency_s, streamed=streamed,
                                  attempts=attempts)
@@ -279,13 +309,13 @@ class Reply:
         """Checks that the reply announces what was asked for, each tensor in a payload of its own."""
         if self._header is not None:
             raise bad_reply("two headers")
-        header = _parse(getattr(schema, f"{self._request.method}ResponseHeader"), data)
+        header = parse(getattr(schema, f"{self._request.method}ResponseHeader"), data)
         for name, expected in self._request.expected.items():
             tensor = getattr(header, name)
             if (tensor.dtype, tuple(tensor.shape)) != (expected.dtype, expected.shape):
                 raise bad_reply(
-                    f"{name} is {schema.DType.Name(tensor.dtype)} {list(tensor.shape)}, not "
-                    f"{schema.DType.Name(expected.dtype)} {list(expected.shape)}")
+                    f"{name} is {enum_name(schema.DType, tensor.dtype)} {list(tensor.shape)}, not "
+                    f"{enum_name(schema.DType, expected.dtype)} {list(expected.shape)}")
             if tensor.offset_bytes or tensor.strides or tensor.payload in self._payloads:
                 raise bad_reply(f"{name} is not a contiguous payload of its own")
             self._payloads[tensor.payload] = bytearray(expected.size)
@@ -303,17 +333,18 @@ class Reply:
         self._filled[index] += len(data)
 
 
-def _parse(message, data: bytes):
+def parse(message, data: bytes):
     try:
         return message.FromString(data)
     except DecodeError as error:
         raise bad_reply(f"{message.DESCRIPTOR.name}: {error}") from None
 
 
-def plan_request(q, k, v, *, pass_="forward", **arguments) -> bytes:
-    """A serialized PlanRequest. q, k, v: arrays, or Spec."""
-    request = Request("Backward", q, k, v, bodies=False, **arguments)
-    passes = {"forward": schema.PASS_FORWARD, "backward": schema.PASS_BACKWARD}
+def plan_request(q, k, v, arguments: dict) -> bytes:
+    """A serialized PlanRequest. q, k, v: arrays, or Spec. arguments: `pass_` too."""
+    arguments = dict(arguments)
+    which = checks.one_of("pass_", arguments.pop("pass_", "forward"), _PASSES)
+    request = Request("Backward", q, k, v, arguments, plan=True)
     message = schema.PlanRequest(header=request.message, payload=map(bytes, request.payloads),
-                                 **{"pass": _one_of("pass_", pass_, passes)})
+                                 **{"pass": which})
     return message.SerializeToString()

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import grpc
 
-from . import schema, transport
-from .call import Request, plan_request
-from .transport import Cancellation, Exchange, Retry, method
+from . import checks, errors, schema, transport
+from .call import Request, parse, plan_request
+from .errors import AttentionError
+from .transport import Cancellation, Exchange, Options, Retry, full_name
+
+_SERVER_INFO, _PLAN = full_name("GetServerInfo"), full_name("Plan")
+_RECONNECT_S = 0.1
 
 
 class Client:
     """Calls one attnd. Thread-safe. Options: see transport.Options.
 
     The constructor asks the server for its limits, and keeps them. Errors: AttentionError
-    (UNAVAILABLE or DEADLINE_EXCEEDED: no server answered within connect_timeout), ValueError,
-    OSError (a PEM file).
+    (UNAVAILABLE or DEADLINE_EXCEEDED: no server answered within connect_timeout), TypeError,
+    ValueError, OSError (a PEM file).
     """
 
-    def __init__(self, target: str = "127.0.0.1:50051", **options):
-        self._options = transport.Options(target, **options)
+    def __init__(self, target: str = transport.DEFAULT_TARGET, **options):
+        self._options = Options(target, **options)
         self._channel = transport.channel(grpc, self._options)
         self._methods = {}  # made once: that takes as long as sending
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiting = set()  # Cancellations of calls between two attempts
         try:
-            info = self._simple(method("GetServerInfo"), b"", self._options.connect_timeout, None,
-                                wait_for_ready=True)
-            self._limits = schema.GetServerInfoResponse.FromString(info).limits
+            self.max_unary_bytes = self._connect().limits.max_unary_bytes
         except BaseException:
             self._channel.close()
             raise
@@ -41,8 +47,9 @@ class Client:
         cu_seqlens_k: [total tokens, heads, dim]. timeout: seconds, retries included. streaming: None
         chooses by size. Errors: AttentionError; TypeError and ValueError for what cannot be sent.
         """
-        request = Request("Forward", q, k, v, **arguments)
-        return self._exchange(request, timeout, streaming, traceparent, cancellation)
+        retry = Retry(self._options, timeout)
+        request = Request("Forward", q, k, v, arguments)
+        return self._exchange(request, retry, streaming, traceparent, cancellation)
 
     def backward(self, q, k, v, out, lse, dout, dlse=None, *, timeout: float | None = None,
                  streaming: bool | None = None, traceparent: str | None = None,
@@ -51,9 +58,10 @@ class Client:
 
         out, lse: as forward() returned them. dout: like out. dlse: like lse, None: 0.
         """
+        retry = Retry(self._options, timeout)
         gradients = {"out": out, "lse": lse, "dout": dout, "dlse": dlse}
-        request = Request("Backward", q, k, v, gradients=gradients, **arguments)
-        return self._exchange(request, timeout, streaming, traceparent, cancellation)
+        request = Request("Backward", q, k, v, arguments, gradients)
+        return self._exchange(request, retry, streaming, traceparent, cancellation)
 
     def plan(self, q, k, v, *, timeout: float | None = None,
              cancellation: Cancellation | None = None, **arguments):
@@ -61,15 +69,14 @@ class Client:
 
         q, k, v: arrays, or Spec(shape, dtype). pass_: "forward" or "backward".
         """
-        request = plan_request(q, k, v, **arguments)
-        return schema.PlanResponse.FromString(
-            self._simple(method("Plan"), request, timeout, cancellation))
+        reply = self._simple(_PLAN, plan_request(q, k, v, arguments), timeout, cancellation)
+        return parse(schema.PlanResponse, reply)
 
     def server_info(self, *, timeout: float | None = None,
                     cancellation: Cancellation | None = None):
         """Version, devices, paths and limits: a schema.GetServerInfoResponse."""
-        return schema.GetServerInfoResponse.FromString(
-            self._simple(method("GetServerInfo"), b"", timeout, cancellation))
+        return parse(schema.GetServerInfoResponse,
+                     self._simple(_SERVER_INFO, b"", timeout, cancellation))
 
     def healthy(self, service: str = "", *, timeout: float | None = None,
                 cancellation: Cancellation | None = None) -> bool:
@@ -78,7 +85,12 @@ class Client:
             transport.HEALTH_CHECK, transport.health_request(service), timeout, cancellation))
 
     def close(self):
-        """Ends calls that are under way."""
+        """Ends calls that are under way, with CANCELLED."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting)
+        for cancellation in waiting:
+            cancellation.cancel()
         self._channel.close()
 
     def __enter__(self):
@@ -87,19 +99,37 @@ class Client:
     def __exit__(self, *_):
         self.close()
 
-    def _simple(self, name, request: bytes, timeout, cancellation, wait_for_ready=None) -> bytes:
+    def _connect(self):
+        """The server's info, as soon as it answers."""
+        retry = Retry(self._options, self._options.connect_timeout)
+        while True:
+            try:
+                reply = self._unary(_SERVER_INFO, b"", None, timeout=retry.begin())
+                return parse(schema.GetServerInfoResponse, reply)
+            except grpc.RpcError as error:
+                code, details = error.code(), error.details()
+            try:
+                if code == grpc.StatusCode.UNAVAILABLE and (retry.seconds_left() or 1) > _RECONNECT_S:
+                    time.sleep(_RECONNECT_S)
+                    continue
+            except AttentionError:
+                pass
+            raise AttentionError(code, f"no answer from {self._options.target} within "
+                                       f"{self._options.connect_timeout} s: {details}")
+
+    def _simple(self, name, request: bytes, timeout, cancellation) -> bytes:
         """A unary call of few bytes."""
         def attempt(left, _):
-            return self._unary(name, request, cancellation, timeout=left,
-                               wait_for_ready=wait_for_ready)
+            return self._unary(name, request, cancellation, timeout=left)
 
-        return self._with_retries(attempt, timeout, cancellation)
+        return self._with_retries(attempt, Retry(self._options, timeout), cancellation)
 
-    def _exchange(self, request, timeout, streaming, traceparent, cancellation):
-        exchange = Exchange(self._options, self._limits, request, streaming, traceparent)
-        return self._run(exchange, timeout, cancellation)
+    def _exchange(self, request, retry, streaming, traceparent, cancellation):
+        exchange = Exchange(self._options, self.max_unary_bytes, request, streaming, traceparent)
+        return self.run(exchange, retry, cancellation)
 
-    def _run(self, exchange: Exchange, timeout, cancellation):
+    def run(self, exchange: Exchange, retry: Retry, cancellation):
+        """A call that has been prepared; for AsyncClient."""
         def attempt(left, attempts):
             reply = exchange.begin()
             if exchange.streaming:
@@ -109,20 +139,38 @@ class Client:
                                              timeout=left, metadata=exchange.metadata))
             return exchange.result(reply, attempts)
 
-        return self._with_retries(attempt, timeout, cancellation)
+        return self._with_retries(attempt, retry, cancellation)
 
-    def _with_retries(self, attempt, timeout, cancellation):
+    def _with_retries(self, attempt, retry: Retry, cancellation):
         """attempt(seconds left, attempts so far) until it succeeds."""
-        retry = Retry(self._options.max_retries, timeout)
-        wait = time.sleep if cancellation is None else cancellation.wait
         if cancellation is not None:
-            cancellation.wait(0)
+            checks.instance("cancellation", cancellation, Cancellation).wait(0)
         while True:
             left = retry.begin()
+            if self._closed:
+                raise errors.closed()
             try:
                 return attempt(left, retry.attempts)
             except grpc.RpcError as error:
-                wait(retry.delay_after(error))
+                if self._closed:
+                    raise errors.closed() from None
+                self._wait(retry.delay_after(error), cancellation or Cancellation())
+            except ValueError:  # what gRPC says of a closed channel
+                if self._closed:
+                    raise errors.closed() from None
+                raise
+
+    def _wait(self, seconds: float, cancellation: Cancellation):
+        """Sleeps, until close() or the caller cancels."""
+        with self._lock:
+            if self._closed:
+                raise errors.closed()
+            self._waiting.add(cancellation)
+        try:
+            cancellation.wait(seconds)
+        finally:
+            with self._lock:
+                self._waiting.discard(cancellation)
 
     def _unary(self, name, message: bytes, cancellation, **options) -> bytes:
         call = self._methods.get(name)
@@ -136,6 +184,8 @@ class Client:
             return future.result()
         except grpc.FutureCancelledError:
             raise future from None  # an RpcError too, with code CANCELLED
+        finally:
+            future.cancel()  # nothing, where it has ended
 
     def _stream(self, exchange, reply, cancellation, left):
         call = self._channel.stream_stream(exchange.method)(

@@ -1,4 +1,4 @@
-"""How calls travel: channels, unary or streaming, statuses, when to try again."""
+"""How calls travel: channels, unary or streaming, when to try again."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import time
 
 import grpc
 
-from . import schema, wire
+from . import checks, schema, wire
 from .call import Reply, Request
-from .errors import AttentionError
+from .errors import AttentionError, cancelled
 
+DEFAULT_TARGET = "127.0.0.1:50051"
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _MIB = 1 << 20
-_MAX_STREAM_THRESHOLD = 16 * _MIB  # from there on streams are faster here (tests/bench: python-client)
+_MAX_STREAM_THRESHOLD = 16 * _MIB  # from there on streams are faster (tests/bench: python-client)
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _MAX_PUSHBACK_MS = 86_400_000  # no wait that makes sense is longer than a day
 
 
-HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-
-
-def method(name: str) -> str:
-    return f"/{schema.SERVICE}/{name}"
+def full_name(method: str) -> str:
+    return f"/{schema.SERVICE}/{method}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,22 +39,29 @@ class Options:
     for gRPC, over ours.
     """
 
-    target: str = "127.0.0.1:50051"
+    target: str = DEFAULT_TARGET
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_server_name: str | None = None
-    connect_timeout: float = 10.0
+    connect_timeout: float | None = 10.0
     stream_threshold_bytes: int | None = None
     max_retries: int = 3
     channel_options: tuple = ()
 
-    def credentials(self):
-        """None: no TLS. ValueError, OSError (a PEM file)."""
-        if not (self.tls_ca or self.tls_cert or self.tls_key or self.tls_server_name):
-            return None
+    def __post_init__(self):
+        checks.instance("target", self.target, str)
+        checks.timeout("connect_timeout", self.connect_timeout)
+        checks.integer("max_retries", self.max_retries, signed=False)
+        if self.stream_threshold_bytes is not None:
+            checks.integer("stream_threshold_bytes", self.stream_threshold_bytes, signed=False)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key must be given together")
+
+    def credentials(self):
+        """None: no TLS. OSError (a PEM file)."""
+        if not (self.tls_ca or self.tls_cert or self.tls_server_name):
+            return None
         ca, cert, key = (pathlib.Path(path).read_bytes() if path else None
                          for path in (self.tls_ca, self.tls_cert, self.tls_key))
         return grpc.ssl_channel_credentials(ca, key, cert)
@@ -101,45 +107,47 @@ class Cancellation:
         """`call`, of gRPC, is what cancel() ends from now on."""
         with self._lock:
             self._call = call
-            cancelled = self._cancelled.is_set()
-        if cancelled:
+            was_cancelled = self._cancelled.is_set()
+        if was_cancelled:
             call.cancel()
 
     def wait(self, seconds: float):
         """Sleeps. AttentionError (CANCELLED) as soon as it is cancelled."""
         if self._cancelled.wait(seconds):
-            raise AttentionError(grpc.StatusCode.CANCELLED, "cancelled by the caller")
+            raise cancelled()
 
 
 class Exchange:
     """What one call sends, and in which form: unary or streaming."""
 
-    def __init__(self, options: Options, limits, request: Request, streaming, traceparent):
+    def __init__(self, options: Options, max_unary_bytes: int, request: Request, streaming,
+                 traceparent):
         self.request = request
-        self.metadata = () if traceparent is None else (("traceparent", traceparent),)
-        self.streaming = self._choose(options, limits, request, streaming)
-        self.method = method(request.method + ("Stream" if self.streaming else ""))
+        self.metadata = checks.traceparent(traceparent)
+        self.streaming = self._choose(options, max_unary_bytes, request, streaming)
+        self.method = full_name(request.method + ("Stream" if self.streaming else ""))
         self._start = 0.0
         if not self.streaming:
-            self.message = b"".join(wire.unary_parts(request.header, request.payloads))
+            self.message = wire.unary_message(request.header, request.payloads)
 
     @staticmethod
-    def _choose(options, limits, request, streaming) -> bool:
-        most = min(limits.max_unary_bytes or wire.MAX_MESSAGE_BYTES, wire.MAX_MESSAGE_BYTES)
-        larger = max(request.tensor_bytes, request.reply_bytes)
-        # What surrounds the tensors: the header, the report, fields' tags and lengths.
-        needed = larger + len(request.header) + _MIB
+    def _choose(options, max_unary_bytes, request, streaming) -> bool:
+        most = min(max_unary_bytes or wire.MAX_MESSAGE_BYTES, wire.MAX_MESSAGE_BYTES)
+        # Around the payloads: the header, the report, fields' tags and lengths.
+        sent = request.tensor_bytes + len(request.header) + 1024
+        received = request.reply_bytes + min(_MIB, most // 2)
         if streaming is None:
             threshold = options.stream_threshold_bytes
             if threshold is None:
                 threshold = min(most, _MAX_STREAM_THRESHOLD)
-            return needed > most or larger > threshold
-        if not streaming and needed > most:
+            return (max(sent, received) > most
+                    or max(request.tensor_bytes, request.reply_bytes) > threshold)
+        if not streaming and max(sent, received) > most:
             raise AttentionError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"a unary message of {needed} B with its header and report; the limit is {most} B: "
-                "stream it")
-        return streaming
+                f"tensors of {request.tensor_bytes} B in and {request.reply_bytes} B out do not fit "
+                f"in unary messages; the server's limit is {most} B: stream them")
+        return bool(streaming)
 
     def begin(self) -> Reply:
         """Begins an attempt; gives the reply to fill."""
@@ -154,21 +162,28 @@ class Exchange:
 
 
 class Retry:
-    """Counts attempts and says when the next one is due."""
+    """Counts attempts and says when the next one is due. timeout: from now, None: no limit."""
 
-    def __init__(self, max_retries: int, timeout):
+    def __init__(self, options: Options, timeout):
         self.attempts = 0
-        self._max_retries = max_retries
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._max_retries = options.max_retries
+        seconds = checks.timeout("timeout", timeout)
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def seconds_left(self):
+        """None: no limit. AttentionError (DEADLINE_EXCEEDED) where none are left."""
+        if self._deadline is None:
+            return None
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            # gRPC lets a call whose deadline has just passed through.
+            raise deadline_exceeded()
+        return left
 
     def begin(self):
-        """Counts an attempt; gives the seconds left or None. AttentionError where none are left."""
+        """Counts an attempt; gives seconds_left()."""
         self.attempts += 1
-        left = self._seconds_left()
-        if left is not None and left <= 0:
-            # gRPC lets a call whose deadline has just passed through.
-            raise AttentionError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
-        return left
+        return self.seconds_left()
 
     def delay_after(self, error: grpc.RpcError) -> float:
         """Seconds until the next attempt; raises AttentionError where there is none."""
@@ -177,14 +192,15 @@ class Retry:
         delay = retry_delay(error.code(), trailers.get("grpc-retry-pushback-ms"), self.attempts,
                             self._max_retries, random.random())
         # A wait that reaches the deadline cannot help: the reason for the failure is worth more.
-        left = self._seconds_left()
-        if delay is None or (left is not None and delay >= left):
+        late = self._deadline is not None and time.monotonic() + (delay or 0) >= self._deadline
+        if delay is None or late:
             raise AttentionError(error.code(), error.details() or "",
                                  _rejections(trailers.get("attn-rejections"))) from None
         return delay
 
-    def _seconds_left(self):
-        return None if self._deadline is None else self._deadline - time.monotonic()
+
+def deadline_exceeded() -> AttentionError:
+    return AttentionError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
 
 
 def retry_delay(code, pushback_ms, attempts: int, max_retries: int, jitter: float):
@@ -203,7 +219,7 @@ def retry_delay(code, pushback_ms, attempts: int, max_retries: int, jitter: floa
         except ValueError:
             return None
         return None if ms < 0 else min(ms, _MAX_PUSHBACK_MS) / 1000 * (1 + jitter / 10)
-    return min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** (attempts - 1)) * (0.5 + jitter / 2)
+    return min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(attempts - 1, 10)) * (0.5 + jitter / 2)
 
 
 def _rejections(trailer) -> list:
@@ -211,12 +227,12 @@ def _rejections(trailer) -> list:
     return [(path, reason) for path, _, reason in pairs]
 
 
-def is_serving(reply: bytes) -> bool:
-    """Reads a grpc.health.v1.HealthCheckResponse."""
-    return dict(wire.fields(memoryview(reply))).get(1) == 1
-
-
 def health_request(service: str) -> bytes:
     """A grpc.health.v1.HealthCheckRequest."""
-    name = service.encode()
+    name = checks.instance("service", service, str).encode()
     return wire.varint(1 << 3 | 2) + wire.varint(len(name)) + name if name else b""
+
+
+def is_serving(reply: bytes) -> bool:
+    """Reads a grpc.health.v1.HealthCheckResponse."""
+    return dict(wire.fields(memoryview(reply), {1: int})).get(1) == 1

@@ -29,12 +29,12 @@ def _bytes_field(number: int, size: int) -> bytes:
     return varint(number << 3 | _BYTES) + varint(size)
 
 
-def unary_parts(header: bytes, payloads) -> list:
-    """Pieces that make a unary request, in order. `payloads`: memoryviews of bytes."""
+def unary_message(header: bytes, payloads) -> bytes:
+    """A unary request. `payloads`: memoryviews of bytes."""
     parts = [_bytes_field(_HEADER, len(header)), header]
     for payload in payloads:
         parts += [_bytes_field(_PAYLOAD, len(payload)), payload]
-    return parts
+    return b"".join(parts)
 
 
 def stream_messages(header: bytes, payloads):
@@ -62,38 +62,40 @@ def _read_varint(data, at: int):
         shift += 7
 
 
-def fields(data: memoryview):
-    """(number, value) of each field of a message: an int, or a memoryview; fixed ones are skipped."""
+def fields(data: memoryview, kinds: dict):
+    """(number, value) of the fields in `kinds`: number -> int or memoryview. Fields of other numbers or
+    of another wire type are unknown, and skipped, as protobuf does."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
         kind = tag & 7
         if kind == _VARINT:
             value, at = _read_varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind == _BYTES:
-            size, at = _read_varint(data, at)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
         else:
-            raise bad_reply(f"wire type {kind} at byte {at}")
-        if size > len(data) - at:
-            raise bad_reply(f"a field of {size} B at byte {at} of {len(data)}")
-        if kind == _BYTES:
-            yield tag >> 3, data[at:at + size]
-        at += size
+            if kind == _BYTES:
+                size, at = _read_varint(data, at)
+            elif kind in (_FIXED64, _FIXED32):
+                size = 8 if kind == _FIXED64 else 4
+            else:
+                raise bad_reply(f"wire type {kind} at byte {at}")
+            if size > len(data) - at:
+                raise bad_reply(f"a field of {size} B at byte {at} of {len(data)}")
+            value = data[at:at + size] if kind == _BYTES else None
+            at += size
+        if isinstance(value, kinds.get(tag >> 3, ())):
+            yield tag >> 3, value
 
 
 def read_unary(message: bytes):
     """(header, payloads, report) of a unary reply: bytes, memoryviews, bytes or None."""
     header, payloads, report = [], [], []
-    for number, value in fields(memoryview(message)):
+    kinds = {_HEADER: memoryview, _PAYLOAD: memoryview, _REPORT: memoryview}
+    for number, value in fields(memoryview(message), kinds):
         if number == _HEADER:
             header.append(value)
         elif number == _PAYLOAD:
             payloads.append(value)
-        elif number == _REPORT:
+        else:
             report.append(value)
     # Parts of a message that are given more than once are merged, which is to concatenate them.
     return b"".join(header), payloads, b"".join(report) if report else None
@@ -101,13 +103,13 @@ def read_unary(message: bytes):
 
 def read_stream(message: bytes):
     """("header", bytes), ("chunk", (index, offset, data)) or ("report", bytes)."""
-    for number, value in fields(memoryview(message)):
+    kinds = {_STREAM_HEADER: memoryview, _STREAM_CHUNK: memoryview, _STREAM_REPORT: memoryview}
+    for number, value in fields(memoryview(message), kinds):
         if number == _STREAM_HEADER:
             return "header", bytes(value)
         if number == _STREAM_REPORT:
             return "report", bytes(value)
-        if number == _STREAM_CHUNK:
-            chunk = {_CHUNK_INDEX: 0, _CHUNK_OFFSET: 0, _CHUNK_DATA: memoryview(b"")}
-            chunk.update(fields(value))
-            return "chunk", (chunk[_CHUNK_INDEX], chunk[_CHUNK_OFFSET], chunk[_CHUNK_DATA])
+        chunk = {_CHUNK_INDEX: 0, _CHUNK_OFFSET: 0, _CHUNK_DATA: memoryview(b"")}
+        chunk.update(fields(value, {_CHUNK_INDEX: int, _CHUNK_OFFSET: int, _CHUNK_DATA: memoryview}))
+        return "chunk", (chunk[_CHUNK_INDEX], chunk[_CHUNK_OFFSET], chunk[_CHUNK_DATA])
     raise bad_reply("a stream message without a part that is known")
