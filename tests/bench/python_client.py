@@ -21,7 +21,7 @@ def main():
     parser.add_argument("--attnd", required=True)
     parser.add_argument("--package", required=True, help="folder that holds attn_client")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each size")
-    parser.add_argument("--small-bar", type=float, default=1.5)
+    parser.add_argument("--small-bar", type=float, default=1.6)
     parser.add_argument("--large-bar", type=float, default=0.8)
     args = parser.parse_args()
     os.environ["ATTND"] = args.attnd

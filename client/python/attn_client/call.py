@@ -96,15 +96,14 @@ class BackwardResult(_Result):
     attempts: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
-    dtype: int
-    shape: tuple
-    swapped: bool = False  # handed out with axes 1 and 2 exchanged
+    """A tensor of the reply. swapped: handed out with axes 1 and 2 exchanged. size: bytes."""
 
-    @property
-    def size(self):
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+    __slots__ = ("dtype", "shape", "swapped", "size")
+
+    def __init__(self, dtype: int, shape: tuple, swapped: bool = False):
+        self.dtype, self.shape, self.swapped = dtype, shape, swapped
+        self.size = math.prod(shape) * ITEM_BYTES[dtype]
 
 
 class Request:

@@ -16,7 +16,12 @@ _CHUNK_INDEX, _CHUNK_OFFSET, _CHUNK_DATA = 1, 2, 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
+
+
 def varint(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -50,6 +55,8 @@ def stream_messages(header: bytes, payloads):
 
 
 def _read_varint(data, at: int):
+    if at < len(data) and data[at] < 0x80:
+        return data[at], at + 1
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
