@@ -467,6 +467,10 @@ class SourcesTest(unittest.TestCase):
                 self.assertEqual(self.changed_by(name), {name.split("/")[0]})
                 self.setUp()
 
+    def test_what_no_measured_program_holds_counts_nowhere(self):
+        self.assertEqual(self.changed_by("../../client/python/x.txt"), set())
+        self.assertEqual(self.changed_by("../../client/lib/x.txt"), {"client"})
+
     def test_a_file_of_a_kernel_counts_with_it(self):
         self.write("sm80/c.cuh", "")
         self.before = self.hashes()

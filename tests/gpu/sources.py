@@ -17,6 +17,8 @@ PARTS = ("kernels/api", "kernels/cuda/common", "kernels/cuda/ptx", "kernels/cuda
          "kernels/cuda/sm80", SM90, "kernels/cuda/standard", "server", "proto", "client",
          "tests/exactness", "tests/reference")
 SHARED = ("kernels/cuda/common", "kernels/cuda/ptx")
+# In none of the programs that are measured.
+APART = ("client/python",)
 # Where a header of SHARED is used by more than SM90.
 OTHERS = ("kernels/cuda/runtime", "kernels/cuda/sm80", "kernels/cuda/standard")
 SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".in", ".proto", ".txt", ".map"}
@@ -24,8 +26,10 @@ INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.M)
 
 
 def files_of(folder, root):
-    return {path.relative_to(root).as_posix() for path in (root / folder).rglob("*")
-            if path.is_file() and path.suffix in SUFFIXES}
+    files = (path.relative_to(root) for path in (root / folder).rglob("*")
+             if path.is_file() and path.suffix in SUFFIXES)
+    return {path.as_posix() for path in files
+            if not any(path.is_relative_to(apart) for apart in APART)}
 
 
 def reached(files, root):
