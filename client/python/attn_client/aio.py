@@ -124,14 +124,14 @@ class AsyncClient:
 
     async def _ready(self, retry: Retry):
         if self._client is None:
-            await self._within(retry, self.connect())
+            await self._within(retry.seconds_left(), self.connect())
         else:
             await self.connect()  # at once: another loop, or closed?
 
-    async def _within(self, retry: Retry, waiting):
+    async def _within(self, seconds_left, waiting):
         """What `waiting` gives, if it does before the deadline."""
         try:
-            return await asyncio.wait_for(waiting, retry.seconds_left())
+            return await asyncio.wait_for(waiting, seconds_left)
         except asyncio.TimeoutError:
             raise transport.deadline_exceeded() from None
 
@@ -139,7 +139,7 @@ class AsyncClient:
         """call(cancellation) on a thread."""
         cancellation = Cancellation()
         try:
-            return await self._within(retry, self._loop.run_in_executor(
+            return await self._within(retry.seconds_left(), self._loop.run_in_executor(
                 self._threads, call, cancellation))
         except BaseException:
             cancellation.cancel()  # nothing, where it has ended

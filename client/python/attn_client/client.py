@@ -107,15 +107,11 @@ class Client:
                 reply = self._unary(_SERVER_INFO, b"", None, timeout=retry.begin())
                 return parse(schema.GetServerInfoResponse, reply)
             except grpc.RpcError as error:
-                code, details = error.code(), error.details()
-            try:
-                if code == grpc.StatusCode.UNAVAILABLE and (retry.seconds_left() or 1) > _RECONNECT_S:
-                    time.sleep(_RECONNECT_S)
-                    continue
-            except AttentionError:
-                pass
-            raise AttentionError(code, f"no answer from {self._options.target} within "
-                                       f"{self._options.connect_timeout} s: {details}")
+                if error.code() != grpc.StatusCode.UNAVAILABLE or retry.is_late(_RECONNECT_S):
+                    raise AttentionError(
+                        error.code(), f"no answer from {self._options.target} within "
+                        f"{self._options.connect_timeout} s: {error.details()}") from None
+            time.sleep(_RECONNECT_S)
 
     def _simple(self, name, request: bytes, timeout, cancellation) -> bytes:
         """A unary call of few bytes."""

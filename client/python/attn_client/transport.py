@@ -180,6 +180,10 @@ class Retry:
             raise deadline_exceeded()
         return left
 
+    def is_late(self, seconds: float) -> bool:
+        """Whether a wait reaches the deadline."""
+        return self._deadline is not None and time.monotonic() + seconds >= self._deadline
+
     def begin(self):
         """Counts an attempt; gives seconds_left()."""
         self.attempts += 1
@@ -192,8 +196,7 @@ class Retry:
         delay = retry_delay(error.code(), trailers.get("grpc-retry-pushback-ms"), self.attempts,
                             self._max_retries, random.random())
         # A wait that reaches the deadline cannot help: the reason for the failure is worth more.
-        late = self._deadline is not None and time.monotonic() + (delay or 0) >= self._deadline
-        if delay is None or late:
+        if delay is None or self.is_late(delay):
             raise AttentionError(error.code(), error.details() or "",
                                  _rejections(trailers.get("attn-rejections"))) from None
         return delay
