@@ -14,9 +14,10 @@ def compile_contract():
     if not CONTRACT.exists():
         if COMPILED.exists():
             return  # a source distribution, which brings it along
-        raise SystemExit(f"{CONTRACT} is missing: build within the repository, with pip 21.3 or later")
+        raise SystemExit(f"{CONTRACT} is missing: build in the repository, with pip 21.3 or later")
     from grpc_tools import protoc
-    if protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={COMPILED}", str(CONTRACT)]) != 0:
+    command = ["protoc", f"-I{PROTO}", f"--descriptor_set_out={COMPILED}", str(CONTRACT)]
+    if protoc.main(command) != 0:
         raise SystemExit(f"{CONTRACT} does not compile")
 
 

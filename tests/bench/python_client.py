@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""attn_client against a stock gRPC client (code generated from the .proto) that asks the same of the
-same attnd: NumPy arrays in, NumPy arrays out. Prints a table, then "python-client: value (bar: ...)";
-exit status 0 only where the bar holds. One key, so that out is v, which is checked, and no time goes
-into attention."""
+"""attn_client against a stock gRPC client (code generated from the .proto) that asks the same of
+the same attnd: NumPy arrays in, NumPy arrays out. Prints a table, then "python-client: value (bar:
+...)"; exit status 0 only where the bar holds. One key, so that out is v, which is checked, and no
+time goes into attention."""
 
 import argparse
 import os
@@ -44,8 +44,8 @@ def main():
             ratios.append(chosen / stock)
             print(f"{size:>14,}{stock * 1e3:>10.3f}{chosen * 1e3:>13.3f}{ratios[-1]:>8.2f}"
                   f"{unary * 1e3:>10.3f}{streamed * 1e3:>10.3f}", flush=True)
-    print(f"\npython-client: {ratios[0]:.2f} of a stock client's time at 1 KiB, {ratios[-1]:.2f} at "
-          f"64 MiB (bar: at most {args.small_bar:g} and {args.large_bar:g})")
+    print(f"\npython-client: {ratios[0]:.2f} of a stock client's time at 1 KiB, {ratios[-1]:.2f} "
+          f"at 64 MiB (bar: at most {args.small_bar:g} and {args.large_bar:g})")
     return 0 if ratios[0] <= args.small_bar and ratios[-1] <= args.large_bar else 1
 
 
@@ -61,8 +61,8 @@ def compare(client, stub, size, seconds):
     times = [[] for _ in calls]
     for call in calls:
         np.testing.assert_array_equal(call(), np.broadcast_to(v, q.shape))
-    # They take turns: short enough that all see the same machine, long enough that a small call finds
-    # its own code in the caches, as a caller in a loop does.
+    # They take turns: short enough that all see the same machine, long enough that a small call
+    # finds its own code in the caches, as a caller in a loop does.
     turn = 25 if size < 1 << 20 else 1
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(times[0]) < 5:

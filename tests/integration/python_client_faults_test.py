@@ -22,7 +22,8 @@ Q = np.arange(2 * 3 * 1 * 4, dtype=np.float32).reshape(2, 3, 1, 4)
 
 class FakeServer(grpc.GenericRpcHandler):
     """Answers each method of attention.v1 with what `replies` has for it: a callable of the context
-    that returns bytes (or a list of them, for a stream), one for each attempt, the last one again."""
+    that returns bytes (or a list of them, for a stream), one for each attempt, the last one
+    again."""
 
     def __init__(self):
         self.replies = {"GetServerInfo": [lambda _: b""]}
@@ -134,7 +135,8 @@ class PythonClientFaultsTest(unittest.TestCase):
                 self.assertEqual((found.path, found.streamed), ("flash_cpu", streaming))
 
     def test_unary_replies_as_protobuf_may_write_them(self):
-        """Header and report in parts, unknown fields of every wire type, lengths longer than needed."""
+        """Header and report in parts, unknown fields of every wire type, lengths longer than
+        needed."""
         whole = good_header().SerializeToString()
         unknown = b"\x78\xff\x01" + b"\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x7a\x01x"
         first = pb.ForwardResponseHeader(out=good_header().out).SerializeToString()

@@ -15,14 +15,15 @@ from .transport import Cancellation, Exchange, Options, Retry
 
 
 class AsyncClient:
-    """Methods of Client as coroutines, of one event loop. Arguments, results and errors are Client's.
+    """Methods of Client as coroutines, of one event loop. Arguments, results and errors are
+    Client's.
 
-    A cancelled task cancels its call; there is no other cancellation. `timeout` counts connecting and
-    waiting too. The first call connects; so do `async with` and connect(). RuntimeError: another event
-    loop.
+    A cancelled task cancels its call; there is no other cancellation. `timeout` counts connecting
+    and waiting too. The first call connects; so do `async with` and connect(). RuntimeError:
+    another event loop.
 
-    Calls that are streamed, for large tensors, run on threads, at most max_streams at once: grpc.aio
-    reports INTERNAL where a server refuses a stream that is still being sent.
+    Calls that are streamed, for large tensors, run on threads, at most max_streams at once:
+    grpc.aio reports INTERNAL where a server refuses a stream that is still being sent.
     """
 
     def __init__(self, target: str = transport.DEFAULT_TARGET, *, max_streams: int = 16, **options):

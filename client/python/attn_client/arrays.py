@@ -90,8 +90,8 @@ class Array:
                 self._value = self._value.view(np.uint16)
         if self.dtype not in allowed:
             names = ", ".join(schema.DType.Name(dtype)[len("DTYPE_"):].lower() for dtype in allowed)
-            raise TypeError(f"{name} has dtype {getattr(value, 'dtype', self._value.dtype)}; it must "
-                            f"be one of {names}")
+            given = getattr(value, "dtype", self._value.dtype)
+            raise TypeError(f"{name} has dtype {given}; it must be one of {names}")
         self.shape = tuple(self._value.shape)
 
     @property
@@ -109,7 +109,8 @@ class Array:
 
     def strides(self):
         """Strides to send, in elements, where the values lie contiguous but for the order of their
-        axes, of which the last one is the fastest; else None, and encode() makes them contiguous."""
+        axes, of which the last one is the fastest; else None, and encode() makes them
+        contiguous."""
         if self.is_spec or self._is_contiguous():
             return None
         order = self._memory_order()

@@ -110,9 +110,9 @@ class Request:
     """A header, its payloads and what the reply must hold.
 
     method: "Forward" or "Backward". arguments: what a caller gave beside the tensors, by name.
-    gradients: out, lse, dout, dlse of a backward call. plan: without contents, but for the block mask.
-    message: the header; header: its bytes. payloads: memoryviews of bytes. expected: the reply's
-    tensors by name. like: makes the results.
+    gradients: out, lse, dout, dlse of a backward call. plan: without contents, but for the block
+    mask. message: the header; header: its bytes. payloads: memoryviews of bytes. expected: the
+    reply's tensors by name. like: makes the results.
     """
 
     def __init__(self, method: str, q, k, v, arguments: dict, gradients=None, plan: bool = False):
@@ -121,8 +121,9 @@ class Request:
         self.payloads = []
         self.like = Like(q)
         self._plan = plan
-        self._encoded = {}   # id of an argument -> its payload and strides: q = k = v is encoded once
-        self._payload_of = {}  # (address, size) -> payload: tensors in one place travel once
+        # Payloads by argument, so that q = k = v is encoded once, and by (address, size), so that
+        # tensors in one place travel once.
+        self._encoded, self._payload_of = {}, {}
         unknown = arguments.keys() - _SETTERS.keys() - _SHAPES
         if unknown:
             raise TypeError(f"unknown argument {min(unknown)!r}; there are "
@@ -164,7 +165,8 @@ class Request:
         return _Expected(dtype, tuple(shape), self._swapped)
 
     def _add_rows(self, name, value) -> Array:
-        """q, k, v, out, dout: with a token axis and a head axis, and strides where that saves a copy."""
+        """q, k, v, out, dout: with a token axis and a head axis, and strides where that saves a
+        copy."""
         array = Array(name, value, FLOATS)
         if len(array.shape) != self._rank:
             raise ValueError(f"{name} has shape {list(array.shape)}; its rank must be {self._rank}")
@@ -305,7 +307,8 @@ class Reply:
                               attempts=attempts)
 
     def _read_header(self, data: bytes):
-        """Checks that the reply announces what was asked for, each tensor in a payload of its own."""
+        """Checks that the reply announces what was asked for, each tensor in a payload of its
+        own."""
         if self._header is not None:
             raise bad_reply("two headers")
         header = parse(getattr(schema, f"{self._request.method}ResponseHeader"), data)

@@ -42,10 +42,11 @@ class Client:
                 **arguments):
         """out and lse: a ForwardResult. Arguments: see the README.
 
-        q: [batch, seqlen_q, num_heads, head_dim]; k: [batch, seqlen_k, num_kv_heads, head_dim]; v: as
-        k with head_dim_v. float32, float16 or bfloat16, alike in all three. With cu_seqlens_q and
-        cu_seqlens_k: [total tokens, heads, dim]. timeout: seconds, retries included. streaming: None
-        chooses by size. Errors: AttentionError; TypeError and ValueError for what cannot be sent.
+        q: [batch, seqlen_q, num_heads, head_dim]; k: [batch, seqlen_k, num_kv_heads, head_dim]; v:
+        as k with head_dim_v. float32, float16 or bfloat16, alike in all three. With cu_seqlens_q
+        and cu_seqlens_k: [total tokens, heads, dim]. timeout: seconds, retries included. streaming:
+        None chooses by size. Errors: AttentionError; TypeError and ValueError for what cannot be
+        sent.
         """
         retry = Retry(self._options, timeout)
         request = Request("Forward", q, k, v, arguments)

@@ -8,8 +8,9 @@ import grpc
 class AttentionError(Exception):
     """A call that failed, at the server or on the way. Never raised together with a result.
 
-    code: grpc.StatusCode. details: the server's message; it names the field, the value and the limit.
-    rejections: (path, reason) pairs, fastest path first, where the path policy could not be met.
+    code: grpc.StatusCode. details: the server's message; it names the field, the value and the
+    limit. rejections: (path, reason) pairs, fastest path first, where the path policy could not be
+    met.
     """
 
     def __init__(self, code: grpc.StatusCode, details: str, rejections=()):

@@ -13,13 +13,14 @@ _INTEGERS = ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")
 def attention(client, q, k, v, *, bias=None, sinks=None, return_lse: bool = False, **arguments):
     """out, or (out, lse), with gradients for q, k, v, bias, sinks by the same server.
 
-    client: attn_client.Client. Tensors and arguments: as of Client.forward, `timeout` included; those
-    on a GPU travel by way of host memory. Differentiable once: the gradients have none of their own,
-    and say so. Errors: as of Client.forward; ValueError (a gradient is wanted that there is none of).
+    client: attn_client.Client. Tensors and arguments: as of Client.forward, `timeout` included;
+    those on a GPU travel by way of host memory. Differentiable once: the gradients have none of
+    their own, and say so. Errors: as of Client.forward; ValueError (a gradient is wanted that there
+    is none of).
     """
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise ValueError(f"{name} requires grad; there are gradients for q, k, v, bias and sinks")
+            raise ValueError(f"{name} requires grad; only q, k, v, bias and sinks have gradients")
     # Kept for backward, so what the caller does with his own lists must not matter.
     arguments.update((name, checks.integers(name, arguments[name]))
                      for name in _INTEGERS if arguments.get(name) is not None)
@@ -40,7 +41,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
             return (None,) * 7
-        return None, None, *_Gradients.apply(ctx.client, ctx.arguments, *ctx.saved_tensors, dout, dlse)
+        tensors = (*ctx.saved_tensors, dout, dlse)
+        return None, None, *_Gradients.apply(ctx.client, ctx.arguments, *tensors)
 
 
 class _Gradients(torch.autograd.Function):
@@ -64,11 +66,12 @@ def scaled_dot_product_attention(client, query, key, value, attn_mask=None, drop
                                  enable_gqa: bool = False, **arguments):
     """torch.nn.functional.scaled_dot_product_attention on a remote attnd.
 
-    query: [batch, num_heads, seqlen_q, head_dim]; key, value: with seqlen_k and, with enable_gqa, fewer
-    heads; dtypes alike. attn_mask: bool (True: takes part) or float, broadcast to [.., .., seqlen_q,
-    seqlen_k], and sent at that size: for padded keys alone `seqlens_k` is cheaper. dropout_p: below 1;
-    the seed is drawn from PyTorch's generator of the CPU. Errors: as of attention(); ValueError (a rank
-    other than 4, attn_mask with is_causal, heads that need enable_gqa).
+    query: [batch, num_heads, seqlen_q, head_dim]; key, value: with seqlen_k and, with enable_gqa,
+    fewer heads; dtypes alike. attn_mask: bool (True: takes part) or float, broadcast to [.., ..,
+    seqlen_q, seqlen_k], and sent at that size: for padded keys alone `seqlens_k` is cheaper.
+    dropout_p: below 1; the seed is drawn from PyTorch's generator of the CPU. Errors: as of
+    attention(); ValueError (a rank other than 4, attn_mask with is_causal, heads that need
+    enable_gqa).
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
@@ -76,7 +79,7 @@ def scaled_dot_product_attention(client, query, key, value, attn_mask=None, drop
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal exclude each other")
     if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(f"{query.shape[1]} heads of query and {key.shape[1]} of key need enable_gqa")
+        raise ValueError(f"{query.shape[1]} heads of query, {key.shape[1]} of key need enable_gqa")
     dropout = None
     if dropout_p != 0:
         dropout = Dropout(dropout_p, int(torch.randint(2 ** 63 - 1, (), device="cpu")))

@@ -145,8 +145,8 @@ class Exchange:
         if not streaming and max(sent, received) > most:
             raise AttentionError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"tensors of {request.tensor_bytes} B in and {request.reply_bytes} B out do not fit "
-                f"in unary messages; the server's limit is {most} B: stream them")
+                f"tensors of {request.tensor_bytes} B in and {request.reply_bytes} B out do not "
+                f"fit in unary messages; the server's limit is {most} B: stream them")
         return bool(streaming)
 
     def begin(self) -> Reply:
@@ -207,8 +207,9 @@ def deadline_exceeded() -> AttentionError:
 
 
 def retry_delay(code, pushback_ms, attempts: int, max_retries: int, jitter: float):
-    """Seconds to wait after attempt number `attempts`, or None. A pushback is the least wait; without
-    one it doubles from 0.1 to 5 s. jitter, in [0, 1), parts clients that failed together."""
+    """Seconds to wait after attempt number `attempts`, or None. A pushback is the least wait;
+    without one it doubles from 0.1 to 5 s. jitter, in [0, 1), parts clients that failed
+    together."""
     if attempts > max_retries:
         return None
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -70,8 +70,8 @@ def _read_varint(data, at: int):
 
 
 def fields(data: memoryview, kinds: dict):
-    """(number, value) of the fields in `kinds`: number -> int or memoryview. Fields of other numbers or
-    of another wire type are unknown, and skipped, as protobuf does."""
+    """(number, value) of the fields in `kinds`: number -> int or memoryview. Fields of other
+    numbers or of another wire type are unknown, and skipped, as protobuf does."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
@@ -117,6 +117,7 @@ def read_stream(message: bytes):
         if number == _STREAM_REPORT:
             return "report", bytes(value)
         chunk = {_CHUNK_INDEX: 0, _CHUNK_OFFSET: 0, _CHUNK_DATA: memoryview(b"")}
-        chunk.update(fields(value, {_CHUNK_INDEX: int, _CHUNK_OFFSET: int, _CHUNK_DATA: memoryview}))
+        chunk.update(fields(value, {_CHUNK_INDEX: int, _CHUNK_OFFSET: int,
+                                    _CHUNK_DATA: memoryview}))
         return "chunk", (chunk[_CHUNK_INDEX], chunk[_CHUNK_OFFSET], chunk[_CHUNK_DATA])
     raise bad_reply("a stream message without a part that is known")
