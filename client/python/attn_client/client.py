@@ -102,16 +102,24 @@ class Client:
 
     def _connect(self):
         """The server's info, as soon as it answers."""
+        def no_answer(code, why):
+            return AttentionError(code, f"no answer from {self._options.target} within "
+                                        f"{self._options.connect_timeout} s: {why}")
+
         retry = Retry(self._options, self._options.connect_timeout)
+        why = "there was no time to ask"
         while True:
             try:
-                reply = self._unary(_SERVER_INFO, b"", None, timeout=retry.begin())
+                left = retry.begin()
+            except AttentionError as error:
+                raise no_answer(error.code, why) from None
+            try:
+                reply = self._unary(_SERVER_INFO, b"", None, timeout=left)
                 return parse(schema.GetServerInfoResponse, reply)
             except grpc.RpcError as error:
+                why = error.details()
                 if error.code() != grpc.StatusCode.UNAVAILABLE or retry.is_late(_RECONNECT_S):
-                    raise AttentionError(
-                        error.code(), f"no answer from {self._options.target} within "
-                        f"{self._options.connect_timeout} s: {error.details()}") from None
+                    raise no_answer(error.code(), why) from None
             time.sleep(_RECONNECT_S)
 
     def _simple(self, name, request: bytes, timeout, cancellation) -> bytes:
