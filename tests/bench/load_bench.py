@@ -10,20 +10,21 @@ import json
 import math
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
+from harness import metrics  # noqa: E402
 
 SMALL = ["--seqlen-q", "16", "--num-heads", "2", "--head-dim", "32"]
 
 
 @contextlib.contextmanager
 def served(directory, *command):
-    """Runs a server that writes a ports file; gives (process, target, address of metrics)."""
+    """Runs a server that writes a ports file; gives (process, target)."""
     ports = directory / "ports"
     ports.unlink(missing_ok=True)
     with open(directory / "log", "wb") as log:
@@ -35,8 +36,7 @@ def served(directory, *command):
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{command[0]} did not start:\n{(directory / 'log').read_text()}")
             time.sleep(0.02)
-        addresses = json.loads(ports.read_text())
-        yield process, addresses["listen"][0], addresses.get("metrics")
+        yield process, json.loads(ports.read_text())["listen"][0]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGCONT)
@@ -82,23 +82,21 @@ def verdict(name, value, bar, holds):
 
 # ------------------------------------------------------------------------------- stalled-server
 
-def await_forward_calls(address, count):
+def await_forward_calls(port, count):
     """Returns when the server has answered so many Forward calls, by its own metrics."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
-            done = re.search(r'^attn_requests_total{(?=[^}]*method="Forward")[^}]*code="OK"[^}]*} '
-                             r'(\S+)', reply.read().decode(), re.MULTILINE)
-        if done and float(done[1]) >= count:
+        if metrics.scrape(port).total("attn_requests_total", method="Forward", code="OK") >= count:
             return
         time.sleep(0.02)
     sys.exit(f"attnd did not answer {count} calls in 60 s")
 
 
 def stall_once(args, directory, seconds, stall):
-    """Loads a server, stops it for a while; the phase of attn load's JSON document."""
+    """Loads a server and stops it for a while: (p99 from the intended send, p99 from the actual
+    one, whether all calls were answered)."""
     rate, warm_up = 500, 1
-    with attnd(args, directory) as (server, target, metrics):
+    with attnd(args, directory) as (server, target):
         running = subprocess.Popen(
             load_command(args, target, *SMALL, "--rate", str(rate), "--arrivals", "constant",
                          "--max-in-flight", "8", "--warm-up", f"{warm_up}s", "--duration",
@@ -107,7 +105,8 @@ def stall_once(args, directory, seconds, stall):
         try:
             # By calls, not by the clock: however long attn load takes to start, the stall lies
             # within what it measures.
-            await_forward_calls(metrics, rate * (warm_up + seconds * 0.4))
+            address = json.loads((directory / "ports").read_text())["metrics"]
+            await_forward_calls(address.rpartition(":")[2], rate * (warm_up + seconds * 0.4))
             server.send_signal(signal.SIGSTOP)
             time.sleep(stall)
             server.send_signal(signal.SIGCONT)
@@ -151,7 +150,7 @@ def stalled_server(args, directory):
 def histogram_error(args, directory):
     calls = directory / "calls.csv"
     recorded = directory / "recorded"
-    with attnd(args, directory) as (_, target, _):
+    with attnd(args, directory) as (_, target):
         document = load(args, target, *SMALL, "--concurrency", "4", "--warm-up", "200ms",
                         "--duration", "1s" if args.short else "5s", "--calls-csv", str(calls))
     # What the tester itself printed, against the calls it wrote down.
@@ -218,7 +217,7 @@ def fit(name, times, rate, seconds):
 def poisson_fit(args, directory):
     rate, seconds = (200, 4) if args.short else (200, 30)
     columns = {}
-    with null_server(args, directory) as (_, target, _):
+    with null_server(args, directory) as (_, target):
         for arrivals in ("poisson", "constant"):
             calls = directory / f"{arrivals}.csv"
             duration = seconds if arrivals == "poisson" else 3
@@ -245,7 +244,7 @@ def poisson_fit(args, directory):
 def generator_ceiling(args, directory):
     seconds = "1s" if args.short else "4s"
     rates = []
-    with null_server(args, directory) as (_, target, _):
+    with null_server(args, directory) as (_, target):
         print(f"null server over TCP, {len(os.sched_getaffinity(0))} cores shared with it, request "
               "12 KiB, reply 4 KiB\n")
         print(f"{'closed loop':<18}{'calls/s':>10}{'p50 us':>10}{'p99 us':>10}{'CPU us/call':>13}")
@@ -289,7 +288,7 @@ def stage_sum(args, directory):
     print("means in microseconds; wire = client latency - handler time\n")
     print(f"{'call':<14}{'stages':>10}{'handler':>10}{'missing':>9}{'wire':>10}{'client':>10}"
           f"{'latency':>10}")
-    with attnd(args, directory) as (_, target, _):
+    with attnd(args, directory) as (_, target):
         for name, flags in cells:
             document = load(args, target, *flags, "--concurrency", "2", "--warm-up", "300ms",
                             "--duration", seconds)

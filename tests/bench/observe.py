@@ -1,4 +1,4 @@
-"""What the benches of metrics share: the harness of the end-to-end tests, and the last line."""
+"""What benches in Python share: the harness of the end-to-end tests, and the last line."""
 
 import argparse
 import os

@@ -4,35 +4,29 @@ the same attnd: NumPy arrays in, NumPy arrays out. Prints a table, then "python-
 ...)"; exit status 0 only where the bar holds. One key, so that out is v, which is checked, and no
 time goes into attention."""
 
-import argparse
-import os
-import pathlib
 import statistics
 import sys
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
+import observe
+
+arguments = observe.parse(
+    __doc__, package=("", "folder that holds attn_client"), seconds=(4.0, "for each size"),
+    small_bar=(1.6, "most of a stock client's time at 1 KiB"), large_bar=(0.8, "and at 64 MiB"))
+sys.path.insert(0, arguments.package)
+
+import attn_client  # noqa: E402
+import numpy as np  # noqa: E402
+
+from harness import contract  # noqa: E402
+from harness.contract import pb  # noqa: E402
+from harness.server import Attnd  # noqa: E402
+
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes of q, and of out
 HEAD_DIM = 64
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--attnd", required=True)
-    parser.add_argument("--package", required=True, help="folder that holds attn_client")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each size")
-    parser.add_argument("--small-bar", type=float, default=1.6)
-    parser.add_argument("--large-bar", type=float, default=0.8)
-    args = parser.parse_args()
-    os.environ["ATTND"] = args.attnd
-    sys.path[:0] = [args.package, str(HERE.parent / "integration")]
-    global attn_client, np, contract, pb
-    import attn_client
-    import numpy as np
-    from harness import contract
-    from harness.contract import pb
-    from harness.server import Attnd
-
     print("median ms of a call with q of this size, and out of this size back; NumPy to NumPy\n")
     print(f"{'bytes each way':>14}{'stock':>10}{'attn_client':>13}{'ratio':>8}{'unary':>10}"
           f"{'streamed':>10}")
@@ -40,13 +34,16 @@ def main():
     with Attnd() as server, attn_client.Client(server.target) as client:
         stub = server.stub()
         for size in SIZES:
-            chosen, stock, unary, streamed = compare(client, stub, size, args.seconds)
+            chosen, stock, unary, streamed = compare(client, stub, size, arguments.seconds)
             ratios.append(chosen / stock)
             print(f"{size:>14,}{stock * 1e3:>10.3f}{chosen * 1e3:>13.3f}{ratios[-1]:>8.2f}"
                   f"{unary * 1e3:>10.3f}{streamed * 1e3:>10.3f}", flush=True)
-    print(f"\npython-client: {ratios[0]:.2f} of a stock client's time at 1 KiB, {ratios[-1]:.2f} "
-          f"at 64 MiB (bar: at most {args.small_bar:g} and {args.large_bar:g})")
-    return 0 if ratios[0] <= args.small_bar and ratios[-1] <= args.large_bar else 1
+    print()
+    observe.finish(
+        "python-client",
+        f"{ratios[0]:.2f} of a stock client's time at 1 KiB, {ratios[-1]:.2f} at 64 MiB",
+        f"at most {arguments.small_bar:g} and {arguments.large_bar:g}",
+        ratios[0] <= arguments.small_bar and ratios[-1] <= arguments.large_bar)
 
 
 def compare(client, stub, size, seconds):
@@ -92,4 +89,4 @@ def stock_forward(stub, q, k, v):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,11 +4,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import io
-import os
 import pathlib
 import pickle
 import shutil
-import subprocess
 import tempfile
 import time
 import unittest
@@ -22,6 +20,7 @@ from grpc import StatusCode
 
 from harness import contract
 from harness.cases import random_case
+from harness.certs import make_certs
 from harness.contract import pb
 from harness.readme import python_blocks
 from harness.server import SLOWNESS, Attnd, wait_idle, wait_until
@@ -416,10 +415,7 @@ class PythonClientTest(unittest.TestCase):
     def test_unix_socket_and_tls(self):
         directory = pathlib.Path(tempfile.mkdtemp(prefix="attn_python_"))
         self.addCleanup(shutil.rmtree, directory, ignore_errors=True)
-        certs = directory / "certs"
-        make_certs = os.environ.get("ATTN_MAKE_CERTS", contract.ROOT / "deploy/tls/make_certs.sh")
-        subprocess.run([str(make_certs), str(certs)], check=True, timeout=60,
-                       stdout=subprocess.DEVNULL)
+        certs = make_certs()
         q, k, v = inputs()
         expected = self.client.forward(q, k, v)
         with Attnd(listen=f"unix:{directory}/socket"):

@@ -1,10 +1,5 @@
 """TLS and mTLS: the right certificates work, all others are refused."""
 
-import os
-import pathlib
-import shutil
-import subprocess
-import tempfile
 import unittest
 
 import grpc
@@ -12,21 +7,11 @@ import numpy as np
 
 from harness import contract
 from harness.cases import simple_case
+from harness.certs import make_certs
 from harness.contract import pb
 from harness.server import Attnd, run_refused
 
 T = contract.TIMEOUT_S
-MAKE_CERTS = pathlib.Path(os.environ.get("ATTN_MAKE_CERTS",
-                                         contract.ROOT / "deploy/tls/make_certs.sh"))
-
-
-def make_certs():
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="attn_certs_"))
-    unittest.addModuleCleanup(shutil.rmtree, directory, ignore_errors=True)
-    subprocess.run([str(MAKE_CERTS), str(directory)], check=True, timeout=60,
-                   stdout=subprocess.DEVNULL)
-    return directory
-
 
 def setUpModule():
     global OURS, OTHERS

@@ -89,7 +89,7 @@ class Array:
             if self.dtype == schema.DTYPE_BF16:
                 self._value = self._value.view(np.uint16)
         if self.dtype not in allowed:
-            names = ", ".join(schema.DType.Name(dtype)[len("DTYPE_"):].lower() for dtype in allowed)
+            names = ", ".join(schema.name_of(schema.DType, dtype).lower() for dtype in allowed)
             given = getattr(value, "dtype", self._value.dtype)
             raise TypeError(f"{name} has dtype {given}; it must be one of {names}")
         self.shape = tuple(self._value.shape)
@@ -122,10 +122,13 @@ class Array:
             step *= self.shape[axis]
         return strides
 
-    def encode(self, strided: bool):
-        """(bytes as a memoryview, their address). strided: strides() are sent."""
+    def encode(self, strides):
+        """(bytes as a memoryview, their address), for strides that strides() gave."""
         values = self._to_numpy().astype(_STORED[self.dtype], copy=False)
-        values = values.transpose(self._memory_order()) if strided else np.ascontiguousarray(values)
+        if strides is None:
+            values = np.ascontiguousarray(values)
+        else:
+            values = values.transpose(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
         data = values.reshape(-1).view(np.uint8)
         return memoryview(data), data.__array_interface__["data"][0]
 

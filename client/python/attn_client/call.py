@@ -46,14 +46,6 @@ class BlockMask:
     block_k: int = 128
 
 
-def enum_name(enum, number: int) -> str:
-    """A value's name without its prefix; the number where a newer server knows more values."""
-    try:
-        return enum.Name(number).partition("_")[2]
-    except ValueError:
-        return str(number)
-
-
 class _Result:
     @property
     def path(self) -> str:
@@ -63,7 +55,7 @@ class _Result:
     @property
     def rejections(self) -> list:
         """(path, reason, detail) of each reason for each faster path that was not taken."""
-        return [(r.path, enum_name(schema.Reason, r.reason), r.detail)
+        return [(r.path, schema.name_of(schema.Reason, r.reason), r.detail)
                 for r in self.report.rejections]
 
 
@@ -186,7 +178,7 @@ class Request:
             raise TypeError("a Spec has no contents; only plan() takes it")
         key = (id(value), array.swapped, strides is not None)
         if key not in self._encoded:
-            data, address = array.encode(strides is not None)
+            data, address = array.encode(strides)
             place = (address, len(data))
             if place not in self._payload_of:
                 self._payload_of[place] = len(self.payloads)
@@ -316,8 +308,8 @@ class Reply:
             tensor = getattr(header, name)
             if (tensor.dtype, tuple(tensor.shape)) != (expected.dtype, expected.shape):
                 raise bad_reply(
-                    f"{name} is {enum_name(schema.DType, tensor.dtype)} {list(tensor.shape)}, not "
-                    f"{enum_name(schema.DType, expected.dtype)} {list(expected.shape)}")
+                    f"{name} is {schema.name_of(schema.DType, tensor.dtype)} {list(tensor.shape)}, "
+                    f"not {schema.name_of(schema.DType, expected.dtype)} {list(expected.shape)}")
             if tensor.offset_bytes or tensor.strides or tensor.payload in self._payloads:
                 raise bad_reply(f"{name} is not a contiguous payload of its own")
             self._payloads[tensor.payload] = bytearray(expected.size)

@@ -34,3 +34,11 @@ def _load():
 
 
 globals().update(_load())
+
+
+def name_of(enum, number: int) -> str:
+    """A value's name without its prefix; the number where a newer server knows more values."""
+    try:
+        return enum.Name(number).partition("_")[2]
+    except ValueError:
+        return str(number)
