@@ -90,7 +90,7 @@ if [[ ! -f "$build_dir/build.ninja" ]]; then
     die "cmake could not configure the build"
   fi
 fi
-cmake --build "$build_dir" -j "$jobs" --target attnd attn
+cmake --build "$build_dir" -j "$jobs" --target attnd attn attn_python_client
 attnd="$(find "$build_dir" -type f -name attnd -perm -u+x -print -quit)"
 attn="$(find "$build_dir" -type f -name attn -perm -u+x -print -quit)"
 [[ -n "$attnd" && -n "$attn" ]] || die "the build made no attnd or no attn in $build_dir"
